@@ -1,0 +1,131 @@
+"""Which devices a request gets: pure functions over values, no locks and no files."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from flashrt.errors import Finding
+from flashrt.gpu.devices import Device, Kind, islands_of
+
+
+@dataclass(frozen=True)
+class Request:
+    """What somebody asks for, all or nothing."""
+
+    count: int
+    kind: Kind
+    min_free_bytes: int = 0
+    same_island: bool = False
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return a JSON-able mapping."""
+        return dataclasses.asdict(self)
+
+    @classmethod
+    def from_dict(cls, fields: Mapping[str, Any]) -> Request:
+        """Rebuild a request from `as_dict`."""
+        return cls(fields["count"], fields["kind"], fields["min_free_bytes"], fields["same_island"])
+
+    def __str__(self) -> str:
+        extra = f", each with {self.min_free_bytes} bytes free" if self.min_free_bytes else ""
+        return f"{self.count} {self.kind} device(s){extra}{' on one island' if self.same_island else ''}"
+
+
+def choose(devices: Sequence[Device], taken: Collection[str], request: Request) -> tuple[Device, ...] | None:
+    """Return the devices to give, in the fixed device order, or None when it cannot be met now.
+
+    One island is preferred even when not asked for: the one with the most bandwidth, then the one that is filled
+    most tightly, so that large islands stay whole.
+    """
+    free = [
+        device
+        for device in devices
+        if device.kind == request.kind
+        and device.uuid not in taken
+        and _has_memory(device.memory_free_bytes, request.min_free_bytes)
+    ]
+    by_uuid = {device.uuid: device for device in free}
+    islands = [island for island in islands_of(free) if len(island.devices) >= request.count]
+    if islands:
+        best = min(islands, key=lambda island: (-(island.bandwidth_bytes_s or 0), len(island.devices), island.name))
+        return tuple(by_uuid[uuid] for uuid in best.devices[: request.count])
+    if request.same_island or len(free) < request.count:
+        return None
+    return tuple(free[: request.count])
+
+
+def could_ever_have(devices: Sequence[Device], leased: Collection[str], request: Request) -> bool:
+    """Say whether the request could be met if every leased device came back with all its memory free.
+
+    A request in the queue for which this is false waits for something other than leases (a foreign process that
+    holds memory), and must not hold up those behind it.
+    """
+    returned = [
+        dataclasses.replace(device, memory_free_bytes=device.memory_total_bytes) if device.uuid in leased else device
+        for device in devices
+    ]
+    return choose(returned, (), request) is not None
+
+
+def impossible(devices: Sequence[Device], request: Request, where: str) -> list[Finding]:
+    """Return why this machine can never meet the request, all reasons at once; empty when it can."""
+    own = [device for device in devices if device.kind == request.kind]
+    if request.count > len(own):
+        hint = "set FLASHRT_EMULATED_DEVICES=8 to have emulated devices" if request.kind == "emulated" else ""
+        fix = hint if not own and hint else "ask for fewer, or another kind; call gpu_status to see what is here"
+        return [
+            Finding(
+                f"{where}, count", f"at most {len(own)}, the {request.kind} devices of this machine",
+                str(request.count), fix, rule="too-many-devices",
+            )
+        ]  # fmt: skip
+    findings = []
+    big = [device for device in own if _has_memory(device.memory_total_bytes, request.min_free_bytes)]
+    if len(big) < request.count:
+        unread = sum(device.memory_total_bytes is None for device in own)
+        largest = max((device.memory_total_bytes or 0 for device in own), default=0)
+        note = f" (the memory of {unread} is not readable)" if unread else ""
+        findings.append(
+            Finding(
+                f"{where}, min_free_bytes", f"at most {largest} for {request.count} device(s){note}",
+                str(request.min_free_bytes), "ask for less memory, or for fewer devices", rule="too-much-memory",
+            )
+        )  # fmt: skip
+    sizes = [len(island.devices) for island in islands_of(own)]
+    if request.same_island and max(sizes, default=0) < request.count:
+        findings.append(
+            Finding(
+                f"{where}, same_island", f"a count of at most {max(sizes, default=0)}, the largest island",
+                str(request.count), f"ask for fewer, or without same_island; island sizes are {sizes}",
+                rule="island-too-small",
+            )
+        )  # fmt: skip
+    return findings
+
+
+def _has_memory(available_bytes: int | None, min_bytes: int) -> bool:
+    return min_bytes <= 0 or (available_bytes is not None and available_bytes >= min_bytes)
+
+
+def seconds_until_free(
+    devices: Sequence[Device], expiries_s: Iterable[tuple[float, Collection[str]]], request: Request
+) -> float | None:
+    """Return when the request can be met at the latest if nobody renews: leases end in order of expiry.
+
+    Parameters
+    ----------
+    expiries_s
+        For each live lease, the seconds it has left and the devices it holds.
+    """
+    leases = sorted(expiries_s, key=lambda lease: lease[0])
+    taken = {uuid for _, uuids in leases for uuid in uuids}
+    returned: set[str] = set()
+    for left_s, uuids in leases:
+        taken -= set(uuids)
+        returned |= set(uuids)
+        if could_ever_have([device for device in devices if device.uuid not in taken], returned, request):
+            return max(0.0, left_s)
+    return None

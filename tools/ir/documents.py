@@ -1,0 +1,197 @@
+"""Reading documents: JSON or YAML in, a validated frozen model and a content-hash id out; every finding at once."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+import yaml
+from pydantic import BaseModel, ValidationError
+
+from flashrt.errors import Finding, InputError, input_error, listed, nearest
+
+Model = TypeVar("Model", bound=BaseModel)
+
+
+class _StrictLoader(yaml.SafeLoader):
+    """YAML without objects, and without silently dropping the first of two equal keys."""
+
+
+def _mapping_without_repeats(loader: _StrictLoader, node: yaml.MappingNode) -> dict[Any, Any]:
+    loader.flatten_mapping(node)
+    seen: dict[Any, Any] = {}
+    for key_node, value_node in node.value:
+        key = loader.construct_object(key_node, deep=True)
+        if not isinstance(key, str | int | float | bool) and key is not None:
+            key = str(key)
+        if key in seen:
+            line = key_node.start_mark.line + 1
+            raise yaml.constructor.ConstructorError(None, None, f"key '{key}' appears twice (line {line})", None)
+        seen[key] = loader.construct_object(value_node, deep=True)
+    return seen
+
+
+_StrictLoader.add_constructor("tag:yaml.org,2002:map", _mapping_without_repeats)
+
+
+def _refuse_repeats(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
+    seen: dict[str, Any] = {}
+    for key, value in pairs:
+        if key in seen:
+            raise ValueError(f"key '{key}' appears twice")
+        seen[key] = value
+    return seen
+
+
+def read_document(path: Path, *, retry: str = "correct the file and call again") -> dict[str, Any]:
+    """Read one JSON or YAML mapping.
+
+    Raises
+    ------
+    InputError
+        The file is absent, is not text, does not parse, repeats a key, or is not one mapping.
+    """
+    where = f"document '{path.name}'"
+    try:
+        text = path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        siblings = sorted(p.name for p in path.parent.glob("*") if p.suffix in {".yaml", ".yml", ".json"})
+        raise input_error(
+            where, "a readable file", "no such file", f"documents there: {listed(siblings)}; {retry}",
+            rule="no-such-file", valid=siblings, name=path.name,
+        ) from None  # fmt: skip
+    except (OSError, UnicodeDecodeError) as error:
+        raise input_error(where, "a readable UTF-8 file", str(error), retry, rule="unreadable") from None
+    try:
+        if path.suffix == ".json":
+            value = json.loads(text, object_pairs_hook=_refuse_repeats)
+        else:
+            value = yaml.load(text, Loader=_StrictLoader)
+    except (ValueError, yaml.YAMLError, RecursionError) as error:
+        detail = " ".join(str(error).split())
+        raise input_error(where, "one JSON or YAML document", detail, retry, rule="does-not-parse") from None
+    if not isinstance(value, dict):
+        raise input_error(where, "a mapping at the top", type(value).__name__, retry, rule="not-a-mapping")
+    return value
+
+
+def _place(location: Sequence[int | str], document: Mapping[str, Any], noun: str) -> str:
+    """Turn a pydantic location into the reader's words: ``graph 'app', edge 'a -> b', key 'mode'``."""
+    nouns = {"graphs": "graph", "nodes": "node", "states": "state", "inputs": "input", "outputs": "output"}
+    parts: list[str] = []
+    value: Any = document
+    steps = [step for step in location if step != "[key]"]
+    index = 0
+    while index < len(steps):
+        step = steps[index]
+        following = steps[index + 1] if index + 1 < len(steps) else None
+        if step in nouns and isinstance(following, str):
+            parts.append(f"{nouns[str(step)]} '{following}'")
+            value = _child(_child(value, step), following)
+            index += 2
+            continue
+        if step == "edges" and isinstance(following, int):
+            value = _child(_child(value, step), following)
+            ends = (value.get("from", "?"), value.get("to", "?")) if isinstance(value, Mapping) else ("?", "?")
+            parts.append(f"edge {following} '{ends[0]} -> {ends[1]}'")
+            index += 2
+            continue
+        parts.append(f"key '{step}'" if isinstance(step, str) else f"item {step}")
+        value = _child(value, step)
+        index += 1
+    return ", ".join([noun, *parts])
+
+
+def _child(value: Any, step: int | str) -> Any:
+    try:
+        return value[step]
+    except (KeyError, IndexError, TypeError):
+        return None
+
+
+def _field_names(model: type[BaseModel], location: Sequence[int | str]) -> list[str]:
+    """Return the keys allowed at the parent of `location`, for the nearest valid name."""
+    current: Any = model.model_json_schema(by_alias=True)
+    definitions = current.get("$defs", {})
+    for step in location[:-1]:
+        current = _resolve(current, definitions)
+        if isinstance(step, int):
+            current = current.get("items", {})
+        elif step in current.get("properties", {}):
+            current = current["properties"][step]
+        else:
+            extra = current.get("additionalProperties", {})
+            current = extra if isinstance(extra, dict) else {}
+    return list(_resolve(current, definitions).get("properties", {}))
+
+
+def _resolve(schema: Any, definitions: Mapping[str, Any]) -> dict[str, Any]:
+    if not isinstance(schema, dict):
+        return {}
+    for option in schema.get("anyOf", []):
+        if "$ref" in option or "properties" in option or "additionalProperties" in option:
+            return _resolve(option, definitions)
+    if "$ref" in schema:
+        return _resolve(definitions[schema["$ref"].rsplit("/", 1)[-1]], definitions)
+    return schema
+
+
+def validate(model: type[Model], document: Mapping[str, Any], *, noun: str, retry: str) -> Model:
+    """Validate `document` against `model`.
+
+    Parameters
+    ----------
+    noun
+        How messages call the document: ``program 'worldplay'``.
+    retry
+        The call to make once it is corrected: ``correct it and call ir_build again``.
+
+    Raises
+    ------
+    InputError
+        With one finding for each thing that is wrong.
+    """
+    try:
+        return model.model_validate(document)
+    except ValidationError as error:
+        findings = []
+        for item in error.errors(include_url=False):
+            where = _place(item["loc"], document, noun)
+            got = repr(item.get("input"))
+            got = got if len(got) <= 80 else got[:77] + "…"
+            if item["type"] == "missing":
+                key = item["loc"][-1]
+                expected, got, rule = f"key '{key}'", "nothing", f"missing-{key}"
+                if key == "mode":
+                    expected = "key 'mode': blocking or streaming (there is no default)"
+                findings.append(Finding(where, expected, got, f"say '{key}'; {retry}", rule=rule))
+            elif item["type"] == "extra_forbidden":
+                key = str(item["loc"][-1])
+                valid = _field_names(model, item["loc"])
+                findings.append(
+                    Finding(where, f"one of {listed(valid)}", f"unknown key '{key}'", f"rename or remove it; {retry}",
+                            rule="unknown-key", nearest=nearest(key, valid))
+                )  # fmt: skip
+            else:
+                findings.append(Finding(where, item["msg"], got, f"change it; {retry}", rule=item["type"]))
+        raise InputError(_once(findings)) from None
+
+
+def _once(findings: Sequence[Finding]) -> list[Finding]:
+    return list(dict.fromkeys(findings))
+
+
+def content_hash(value: Any, length: int = 12) -> str:
+    """Return the first `length` hexadecimal digits of the SHA-256 of the canonical JSON of `value`."""
+    text = json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, default=str)
+    return hashlib.sha256(text.encode()).hexdigest()[:length]
+
+
+def dump(model: BaseModel) -> dict[str, Any]:
+    """Return the document of a model, as it would be written: aliases kept, defaults left out."""
+    document = model.model_dump(mode="json", by_alias=True, exclude_defaults=True)
+    schema = getattr(model, "schema_", None)
+    return {"schema": schema, **document} if schema else document

@@ -1,0 +1,341 @@
+"""Running one operation: its state, its chunks, its outputs. The interpreter and the runtime both call this."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+import traceback
+from collections.abc import Callable, Collection, Iterator, Mapping, MutableMapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from flashrt.errors import InputError, input_error, listed
+from flashrt.ir.documents import content_hash
+from flashrt.ir.flatten import FlatProgram, Operation
+from flashrt.ir.values import describe, fits, join, length, split
+
+Call = Callable[[Mapping[str, Any], MutableMapping[str, Any]], Any]
+Outputs = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Context:
+    """What ``load(context)`` is told about where its operations will run."""
+
+    device: str = "cpu"
+    """Device as torch spells it."""
+    config: Mapping[str, Any] = field(default_factory=dict)
+    """The application's own options."""
+    operations: frozenset[str] | None = None
+    """Names of the ops that will be called here, or None for all: load no other weights."""
+    rank: int = 0
+    degree: int = 1
+    group: Any = None
+    """The process group of a sequence-parallel operation, or None."""
+    seed: int = 0
+
+
+def load_module(path: Path) -> ModuleType:
+    """Load a Python file under a private name, with its folder importable for its siblings.
+
+    Raises
+    ------
+    InputError
+        The file is absent or fails while it is imported; carries the last lines of the traceback.
+    """
+    if not path.is_file():
+        raise input_error(f"file '{path.name}'", "a Python file", "no such file", "correct the path and call again")
+    name = f"_flashrt_user_{path.stem}_{content_hash(str(path.resolve()))}"
+    folder = str(path.resolve().parent)
+    if folder not in sys.path:
+        sys.path.insert(0, folder)
+    spec = importlib.util.spec_from_file_location(name, path)
+    if spec is None or spec.loader is None:
+        raise input_error(f"file '{path.name}'", "a Python file", path.suffix or "no suffix", "rename it to .py")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    try:
+        spec.loader.exec_module(module)
+    except InputError:
+        raise
+    except Exception as error:
+        raise user_error(
+            f"file '{path.name}'", "code that imports", error, "correct the file and call again"
+        ) from error
+    return module
+
+
+def load_function(path: Path, name: str) -> Callable[..., Any]:
+    """Return a function of a Python file; errors name the functions that exist."""
+    module = load_module(path)
+    function = getattr(module, name, None)
+    if not callable(function):
+        names = [key for key, value in vars(module).items() if callable(value) and not key.startswith("_")]
+        raise input_error(
+            f"file '{path.name}'", f"a function; there are {listed(names)}", f"'{name}'",
+            "correct the reference and call again", rule="no-such-function", valid=names, name=name,
+        )  # fmt: skip
+    return function  # type: ignore[no-any-return]
+
+
+def user_error(where: str, expected: str, error: BaseException, fix: str) -> InputError:
+    """Describe an exception of user code with the place it came from."""
+    frames = [f for f in traceback.extract_tb(error.__traceback__) if "flashrt" not in Path(f.filename).parts[:-1]]
+    place = f" at {Path(frames[-1].filename).name}:{frames[-1].lineno}" if frames else ""
+    text = " ".join(str(error).split())[:500]
+    return input_error(where, expected, f"{type(error).__name__}: {text}{place}", fix, rule="user-code")
+
+
+def load_ops(flat: FlatProgram, folder: Path, context: Context) -> dict[str, Call]:
+    """Load the program's ops mapping and check that every op that will be called is in it.
+
+    Raises
+    ------
+    InputError
+        No ops key, the file or function is missing, it raises, it returns no mapping, or an op is missing.
+    """
+    program = flat.program
+    if not program.ops or ":" not in program.ops:
+        raise input_error(
+            f"program '{program.name}', key 'ops'", "file.py:function", repr(program.ops),
+            "add it and call ir_build again", rule="no-ops",
+        )  # fmt: skip
+    file, _, function = program.ops.partition(":")
+    load = load_function(folder / file, function)
+    try:
+        ops = load(context)
+    except InputError:
+        raise
+    except Exception as error:
+        raise user_error(f"ops '{program.ops}'", "a mapping of op names", error, "correct it and call again") from error
+    if not isinstance(ops, Mapping):
+        raise input_error(
+            f"ops '{program.ops}'", "a mapping op name -> callable", type(ops).__name__, "return a dict",
+            rule="ops-not-a-mapping",
+        )  # fmt: skip
+    wanted = {operation.op for operation in flat.operations} | {
+        operation.prologue.op for operation in flat.operations if operation.prologue
+    }
+    if context.operations is not None:
+        wanted &= context.operations
+    missing = sorted(name for name in wanted if not callable(ops.get(name)))
+    if missing:
+        raise input_error(
+            f"ops '{program.ops}'", f"callables for {listed(sorted(wanted))}", f"none for {listed(missing)}",
+            "return them from load(context), or correct the node's 'op'", rule="missing-op", valid=list(ops),
+            name=missing[0],
+        )  # fmt: skip
+    return dict(ops)
+
+
+class StateView(MutableMapping[str, Any]):
+    """The declared states of one operation under their document names; others are refused by name.
+
+    A state that was never written reads as None and is not ``in`` the view.
+    """
+
+    def __init__(self, where: str, store: dict[str, Any], reads: Mapping[str, str], writes: Mapping[str, str]) -> None:
+        self._where = where
+        self._store = store
+        self._reads = reads
+        self._writes = writes
+
+    def _refuse(self, key: object, verb: str, declared: Mapping[str, str]) -> InputError:
+        return input_error(
+            self._where, f"to {verb} only declared states: {listed(declared)}", f"'{key}'",
+            f"declare it under '{verb}s' of the node and call ir_build again", rule=f"undeclared-{verb}",
+            valid=list(declared), name=str(key),
+        )  # fmt: skip
+
+    def __getitem__(self, key: str) -> Any:
+        # A state that is only written is readable too: updating a buffer in place needs it. The audit finds
+        # reads of the old value that were not declared.
+        instance = self._reads.get(key, self._writes.get(key))
+        if instance is None:
+            raise self._refuse(key, "read", self._reads)
+        return self._store.get(instance)
+
+    def get(self, key: str, default: Any = None) -> Any:
+        """Return the state, or `default` when it was never written; an undeclared name is refused."""
+        value = self[key]
+        return default if value is None else value
+
+    def setdefault(self, key: str, default: Any = None) -> Any:
+        """Return the state; write `default` first when it was never written."""
+        value = self[key]
+        if value is None and default is not None:
+            self[key] = value = default
+        return value
+
+    def __setitem__(self, key: str, value: Any) -> None:
+        if key not in self._writes:
+            raise self._refuse(key, "write", self._writes)
+        self._store[self._writes[key]] = value
+
+    def __delitem__(self, key: str) -> None:
+        self[key] = None
+
+    def __contains__(self, key: object) -> bool:
+        instance = self._reads.get(str(key), self._writes.get(str(key)))
+        return instance is not None and self._store.get(instance) is not None
+
+    def __iter__(self) -> Iterator[str]:
+        return iter({**self._reads, **self._writes})
+
+    def __len__(self) -> int:
+        return len({**self._reads, **self._writes})
+
+
+class OperationRunner:
+    """One operation with its callables, its state and its stream structure, ready to run batch after batch.
+
+    Parameters
+    ----------
+    store
+        State instance -> value; shared by the operations of one process.
+    """
+
+    def __init__(self, flat: FlatProgram, operation: Operation, ops: Mapping[str, Call], store: dict[str, Any]) -> None:
+        self.operation = operation
+        self.where = f"operation '{operation.path}' (op '{operation.op}')"
+        self._call = ops[operation.op]
+        self._prologue = ops[operation.prologue.op] if operation.prologue else None
+        self._state = StateView(self.where, store, operation.reads, operation.writes)
+        incoming = [flow for flow in flat.incoming.get(operation.path, ()) if not flow.prologue]
+        outgoing = flat.outgoing.get(operation.path, ())
+        self.streamed_inputs = {flow.target_port: flow for flow in incoming if flow.target_chunks > 1}
+        self.num_input_chunks = max((flow.target_chunks for flow in incoming), default=1)
+        self.num_output_chunks = max((flow.source_chunks for flow in outgoing), default=1)
+        self._needed = {flow.source_port for flow in outgoing if not flow.prologue}
+        self._axis = next((flow.axis for flow in outgoing if flow.source_chunks > 1), 0)
+
+    def run(self, inputs: Mapping[str, Any], prologue_inputs: Mapping[str, Any] | None = None) -> Iterator[Outputs]:
+        """Run one batch; yield output mappings piece by piece, as soon as each is made.
+
+        Parameters
+        ----------
+        inputs
+            Port -> whole value; for a streamed port an iterable of its chunks, which may block.
+
+        Yields
+        ------
+        Output mappings. On a streaming output their number equals the declared chunks, or is 1.
+        """
+        values = dict(inputs)
+        if self._prologue is not None and self.operation.prologue is not None:
+            port = self.operation.prologue.port
+            made = self._invoke(self._prologue, dict(prologue_inputs or {}))
+            keys = (self.operation.prologue.graph_port, port)
+            values[port] = next((made[k] for k in keys if isinstance(made, Mapping) and k in made), made)
+        if not self.streamed_inputs:
+            yield from self._pieces(values)
+            return
+        for chunked in self._chunks(values):
+            yield from self._pieces(chunked)
+
+    def _chunks(self, values: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+        streams = {port: iter(values[port]) for port in self.streamed_inputs}
+        waiting: dict[str, list[Any]] = {port: [] for port in streams}
+        ended: set[str] = set()
+        whole = {port: value for port, value in values.items() if port not in streams}
+        while True:
+            for port, stream in streams.items():
+                window = self.streamed_inputs[port].lookahead + 1
+                while len(waiting[port]) < window and port not in ended:
+                    try:
+                        waiting[port].append(next(stream))
+                    except StopIteration:
+                        ended.add(port)
+            present = {port for port, items in waiting.items() if items}
+            if not present:
+                return
+            if present != set(streams):
+                raise input_error(
+                    self.where, "as many chunks on every streaming input",
+                    f"no more on {listed(sorted(set(streams) - present))}", "make the chunk counts equal",
+                    rule="chunk-counts",
+                )  # fmt: skip
+            chunk = {port: join(items, self.streamed_inputs[port].axis) for port, items in waiting.items()}
+            yield {**whole, **chunk}
+            for items in waiting.values():
+                items.pop(0)
+
+    def _invoke(self, call: Call, values: Mapping[str, Any]) -> Any:
+        try:
+            return call(values, self._state)
+        except InputError:
+            raise
+        except Exception as error:
+            raise user_error(self.where, "to return outputs", error, "correct the op and call again") from error
+
+    def _pieces(self, values: Mapping[str, Any]) -> Iterator[Outputs]:
+        result = self._invoke(self._call, values)
+        if isinstance(result, Mapping):
+            yield self._checked(result)
+            return
+        if not isinstance(result, Iterator):
+            raise input_error(
+                self.where, "a mapping port -> value, or an iterator of mappings", describe(result),
+                "return {port: value}", rule="op-result",
+            )  # fmt: skip
+        count = 0
+        while True:
+            try:
+                piece = next(result)
+            except StopIteration:
+                break
+            except InputError:
+                raise
+            except Exception as error:
+                raise user_error(self.where, f"chunk {count}", error, "correct the op and call again") from error
+            count += 1
+            yield self._checked(piece)
+        wanted = self.num_output_chunks
+        if not self.streamed_inputs and count not in {wanted, 1}:
+            raise input_error(
+                self.where, f"{wanted} chunks, as the streaming edge says", f"{count}",
+                "correct the op, or 'chunks' of the edge, and call ir_build again", rule="chunk-counts",
+            )  # fmt: skip
+
+    def _checked(self, piece: Any) -> Outputs:
+        if not isinstance(piece, Mapping):
+            raise input_error(
+                self.where, "chunks that are mappings port -> value", describe(piece), "yield {port: value}",
+                rule="op-result",
+            )  # fmt: skip
+        missing = sorted(self._needed - set(piece))
+        if missing:
+            raise input_error(
+                self.where, f"outputs {listed(sorted(self._needed))}", f"only {listed(piece)}",
+                f"return {listed(missing)} too, or correct the edge", rule="missing-output", valid=list(piece),
+                name=missing[0],
+            )  # fmt: skip
+        for port, declared in self.operation.outputs.items():
+            axis = self._axis if self.num_output_chunks > 1 else None
+            if port in piece and not fits(piece[port], declared.dtype, declared.shape, axis):
+                raise input_error(
+                    f"{self.where}, port '{port}'",
+                    f"{declared.dtype or 'any dtype'} {list(declared.shape) if declared.shape else ''}".strip(),
+                    describe(piece[port]), "correct the op, or the port's declaration, and call ir_build again",
+                    rule="wrong-shape",
+                )  # fmt: skip
+        return piece
+
+
+def rechunk(pieces: Collection[Any], chunks: int, axis: int) -> list[Any]:
+    """Return the pieces of one output as `chunks` parts: as they are when the count fits, else joined and cut."""
+    if len(pieces) == chunks:
+        return list(pieces)
+    return split(join(list(pieces), axis), chunks, axis)
+
+
+def uncut(value: Any, chunks: int, axis: int) -> str | None:
+    """Return why a value cannot travel in `chunks` pieces, or None when it can."""
+    size = length(value, axis)
+    if chunks > 1 and (size is None or size < chunks):
+        return (
+            f"{describe(value)} cannot be cut into {chunks} along axis {axis}; it travels in {min(size or 1, chunks)}"
+        )
+    return None

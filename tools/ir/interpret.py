@@ -1,0 +1,168 @@
+"""The interpreter: sequential, in topological order. What a program means is what this does.
+
+Source: ``papers/000`` (FlashRT), the IR interpreter that is compared with the reference on the same inputs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, Protocol
+
+from flashrt.errors import Finding, InputError, input_error, listed
+from flashrt.ir.execute import Context, OperationRunner, load_ops, rechunk, uncut
+from flashrt.ir.flatten import INPUT, OUTPUT, Dataflow, FlatProgram
+from flashrt.ir.values import describe, fits, join
+
+
+class Observer(Protocol):
+    """Told when an operation starts and ends; for measuring and tracing."""
+
+    def started(self, path: str, batch: int) -> None:
+        """Operation `path` begins on `batch`."""
+
+    def finished(self, path: str, batch: int) -> None:
+        """Operation `path` has ended on `batch`."""
+
+
+class Interpreter:
+    """Runs a program batch by batch in one process and keeps its state between batches.
+
+    Parameters
+    ----------
+    flat
+        The flattened program, free of errors (see `check_program`).
+    folder
+        Where the document lies; its ops file is beside it.
+    context
+        Device and configuration that the ops are loaded for.
+    """
+
+    def __init__(
+        self,
+        flat: FlatProgram,
+        folder: Path,
+        context: Context | None = None,
+        observer: Observer | None = None,
+    ) -> None:
+        self.flat = flat
+        self.observer = observer
+        self.notes: dict[str, None] = {}
+        self.batch = 0
+        self.state: dict[str, Any] = {}
+        ops = load_ops(flat, folder, context or Context())
+        self._runners = [OperationRunner(flat, operation, ops, self.state) for operation in flat.operations]
+
+    def run_batch(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
+        """Run one batch.
+
+        Parameters
+        ----------
+        inputs
+            Entry input -> value.
+
+        Returns
+        -------
+        Entry output -> whole value.
+
+        Raises
+        ------
+        InputError
+            An input is missing, unknown or of the wrong shape, or an operation fails; names the operation.
+        """
+        return {
+            port: join(parts, flow.axis, where=f"output '{port}'")
+            for port, (flow, parts) in self.run_batch_in_chunks(inputs).items()
+        }
+
+    def run_batch_in_chunks(self, inputs: Mapping[str, Any]) -> dict[str, tuple[Dataflow, list[Any]]]:
+        """Run one batch; return each entry output with the chunks it leaves in."""
+        self.check_inputs(inputs)
+        arrived: dict[Dataflow, list[Any]] = {}
+        for flow in self.flat.outgoing.get(INPUT, ()):
+            arrived[flow] = self.pieces_for(flow, [inputs[flow.source_port]])
+        for runner in self._runners:
+            path = runner.operation.path
+            incoming = self.flat.incoming.get(path, ())
+            values = {
+                f.target_port: arrived[f] if f.target_port in runner.streamed_inputs else join(arrived[f], f.axis)
+                for f in incoming
+                if not f.prologue
+            }
+            first = {f.target_port: join(arrived[f], f.axis) for f in incoming if f.prologue}
+            if self.observer:
+                self.observer.started(path, self.batch)
+            try:
+                pieces = list(runner.run(values, first))
+            except InputError as error:
+                raise _in_batch(error, self.batch) from error
+            if self.observer:
+                self.observer.finished(path, self.batch)
+            for flow in self.flat.outgoing.get(path, ()):
+                arrived[flow] = self.pieces_for(flow, [piece[flow.source_port] for piece in pieces])
+        self.batch += 1
+        return {flow.target_port: (flow, arrived[flow]) for flow in self.flat.incoming.get(OUTPUT, ())}
+
+    def pieces_for(self, flow: Dataflow, pieces: list[Any]) -> list[Any]:
+        """Return what travels on `flow`: the chunks its consumer takes, noting a value that cannot be cut."""
+        if flow.target_chunks == 1:
+            return [join(pieces, flow.axis, where=flow.label)]
+        if len(pieces) == 1 and (reason := uncut(pieces[0], flow.target_chunks, flow.axis)):
+            self.notes[f"{flow.label}: {reason}"] = None
+        return rechunk(pieces, flow.target_chunks, flow.axis)
+
+    def check_inputs(self, inputs: Mapping[str, Any]) -> None:
+        """Refuse a batch whose inputs are not the entry graph's, all findings at once."""
+        program = self.flat.program
+        declared = program.graphs[program.entry].inputs
+        findings = []
+        for name in declared.keys() - inputs.keys():
+            findings.append(
+                Finding(
+                    f"batch {self.batch}, input '{name}'",
+                    "a value",
+                    "none",
+                    f"yield {listed(declared)} a batch",
+                )
+            )
+        for name in inputs.keys() - declared.keys():
+            findings.append(
+                Finding(f"batch {self.batch}", f"inputs {listed(declared)}", f"'{name}'", "remove or rename it")
+            )
+        for name in declared.keys() & inputs.keys():
+            port = declared[name]
+            if not fits(inputs[name], port.dtype, port.shape):
+                wanted = f"{port.dtype or 'any dtype'} {list(port.shape or ())}"
+                findings.append(
+                    Finding(f"batch {self.batch}, input '{name}'", wanted, describe(inputs[name]),
+                            "correct the inputs function, or the port's declaration", rule="wrong-shape")
+                )  # fmt: skip
+        if findings:
+            raise InputError(findings)
+
+    def run(self, items: Iterable[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
+        """Run a batch for every item and yield its outputs."""
+        for item in items:
+            yield self.run_batch(item)
+
+
+def _in_batch(error: InputError, batch: int) -> InputError:
+    if not error.findings:
+        return error
+    return InputError(
+        [
+            Finding(f"batch {batch}, {f.where}", f.expected, f.got, f.fix, f.rule, f.nearest, f.severity)
+            for f in error.findings
+        ]
+    )
+
+
+def interpret(
+    flat: FlatProgram, folder: Path, items: Iterable[Mapping[str, Any]], context: Context | None = None
+) -> tuple[list[dict[str, Any]], list[str]]:
+    """Run the program over `items` from fresh state; return the outputs of every batch, and notes."""
+    if not flat.operations:
+        raise input_error(f"program '{flat.program.name}'", "operations", "none", "add nodes; call ir_build again")
+    interpreter = Interpreter(flat, folder, context)
+    outputs = list(interpreter.run(items))
+    return outputs, list(interpreter.notes)
