@@ -11,7 +11,7 @@ KEYS = ("W", "A", "S", "D", "up", "left", "down", "right")
 """The columns of an action row."""
 
 # Each finger group rests or holds one of its keys; the weights favour walking ahead and looking around.
-GROUPS = {
+GROUPS: dict[str, tuple[tuple[str | None, float], ...]] = {
     "walk": ((None, 0.25), ("W", 0.6), ("S", 0.15)),
     "strafe": ((None, 0.7), ("A", 0.15), ("D", 0.15)),
     "turn": ((None, 0.5), ("left", 0.25), ("right", 0.25)),
@@ -34,12 +34,13 @@ def batches(seed: int, count: int) -> Iterator[dict[str, np.ndarray]]:
         for row in actions:
             for group, choices in GROUPS.items():
                 if frames_left[group] == 0:
-                    keys, weights = zip(*choices, strict=True)
-                    held[group] = keys[random.choice(len(keys), p=weights)]
+                    pick = random.choice(len(choices), p=[weight for _, weight in choices])
+                    held[group] = choices[pick][0]
                     frames_left[group] = int(random.geometric(1 / MEAN_HOLD_FRAMES))
                 frames_left[group] -= 1
-                if held[group] is not None:
-                    row[KEYS.index(held[group])] = 1.0
+                key = held[group]
+                if key is not None:
+                    row[KEYS.index(key)] = 1.0
         if actions.tobytes() not in seen:
             seen.add(actions.tobytes())
             yield {"actions": actions}

@@ -30,7 +30,9 @@ def make_noise(config: WorldConfig, device: str) -> Op:
 
     def noise(inputs: Mapping[str, Any], state: MutableMapping[str, Any]) -> Mapping[str, Any]:
         rng = state["dit.rng"]
-        latents, state["dit.rng"] = model.draw_noise(config, model.first_noise_state(config) if rng is None else rng, device)
+        latents, state["dit.rng"] = model.draw_noise(
+            config, model.first_noise_state(config) if rng is None else rng, device
+        )
         return {"sample": {"latents": latents, "level": 0}}
 
     return noise

@@ -1,7 +1,8 @@
 """The world model: Wan's video transformer made causal, and Wan's VAE decoder with its cache kept outside.
 
 All functions that compute are pure: they take the state of the world (noise generator, attention cache, feature
-cache) as plain values and return the next one; nothing is changed in place.
+cache) as plain values and return the next one; nothing is changed in place. No weight takes a gradient, so none is
+recorded.
 """
 
 from __future__ import annotations
@@ -123,7 +124,6 @@ def torch_device(name: str) -> str:
     return f"cuda:{index or 0}" if kind in ("cuda", "rocm") else "cpu"
 
 
-@torch.no_grad()
 def load_dit(config: WorldConfig, device: str) -> Dit:
     """Load the transformer and the action embedding, and show them the first image.
 
@@ -151,7 +151,7 @@ def load_dit(config: WorldConfig, device: str) -> Dit:
             embedding.load_state_dict(_read_tensors(folder / "action_embedding.safetensors"))
         else:
             # Louder than the rest: a key must be heard through noise, as it is in a trained model.
-            _draw_weights(embedding, config, seed=config.seed + 1, loudness=4.0)
+            _draw_weights(embedding, config, seed=config.seed + 1, loudness=8.0)
     for block in transformer.blocks:
         block.attn1.set_processor(CausalAttention())
     transformer.eval().requires_grad_(False).to(device)
@@ -162,7 +162,6 @@ def load_dit(config: WorldConfig, device: str) -> Dit:
     return Dit(config, device, transformer, embedding, start_kv)
 
 
-@torch.no_grad()
 def load_decoder(config: WorldConfig, device: str) -> Decoder:
     """Load the VAE's decoder half and let it decode the first image (that frame belongs to the start-up).
 
@@ -180,7 +179,6 @@ def load_decoder(config: WorldConfig, device: str) -> Decoder:
     return Decoder(config, device, vae, mean, std, start_cache)
 
 
-@torch.no_grad()
 def encode_start(config: WorldConfig, image: Tensor) -> Tensor:
     """Encode a first image, uint8 [height, width, 3], to a start latent, float32 [1, channels, height, width].
 
@@ -317,7 +315,8 @@ def check_actions(config: WorldConfig, actions: Any, device: str) -> Tensor:
     InputError
         When the shape is another one.
     """
-    tensor = torch.as_tensor(actions, dtype=torch.float32, device=device)
+    tensor = actions if isinstance(actions, Tensor) else torch.tensor(actions)
+    tensor = tensor.to(device, torch.float32)
     expected = [config.frames_per_batch, NUM_KEYS]
     if list(tensor.shape) != expected:
         raise input_error(
@@ -329,7 +328,6 @@ def check_actions(config: WorldConfig, actions: Any, device: str) -> Tensor:
     return tensor
 
 
-@torch.no_grad()
 def denoise_step(dit: Dit, latents: Tensor, level: int, actions: Any, kv: KvCache) -> tuple[Tensor, KvCache]:
     """Take one Euler step of flow matching from noise level `level` to the next.
 
@@ -354,7 +352,6 @@ def denoise_step(dit: Dit, latents: Tensor, level: int, actions: Any, kv: KvCach
     return latents + (after - now) * velocity, kv
 
 
-@torch.no_grad()
 def predict_velocity(
     model: Any, latents: Tensor, timestep: float, context: Tensor, kv: KvCache | None, num_past: int
 ) -> tuple[Tensor, KvCache]:
@@ -407,12 +404,10 @@ def _trim(
     if kv is None or num_tokens == 0:
         return [(None, None)] * num_layers
     return [
-        (keys[:, -num_tokens:], values[:, -num_tokens:])
-        for keys, values in zip(kv["keys"], kv["values"], strict=True)
+        (keys[:, -num_tokens:], values[:, -num_tokens:]) for keys, values in zip(kv["keys"], kv["values"], strict=True)
     ]
 
 
-@torch.no_grad()
 def decode(decoder: Decoder, latents: Tensor, cache: FeatureCache) -> tuple[Tensor, FeatureCache]:
     """Decode the next latent frames of the world.
 

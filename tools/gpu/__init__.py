@@ -12,7 +12,7 @@ from flashrt.gpu.exports import environment
 from flashrt.gpu.inventory import take_inventory
 from flashrt.gpu.leases import acquire, check, holders, lease_devices, release, renew
 from flashrt.gpu.records import Lease
-from flashrt.gpu.status import status as _status
+from flashrt.gpu.report import status
 
 __all__ = [
     "Device",
@@ -41,6 +41,3 @@ def inventory(
 ) -> Inventory:
     """Look at the machine once and return its devices; see `flashrt.gpu.inventory.take_inventory`."""
     return take_inventory(kinds=kinds, num_emulated=num_emulated, emulated_island_sizes=emulated_island_sizes)
-
-
-status = _status

@@ -28,24 +28,26 @@ def find_amd_devices() -> Inventory:
     try:
         return _read_all(amdsmi, errors)
     finally:
-        FieldReader(errors).read("shutdown", amdsmi.amdsmi_shut_down)
+        FieldReader(amdsmi, errors).ask("shutdown", "amdsmi_shut_down")
 
 
 def _read_all(smi: Any, errors: tuple[type[BaseException], ...]) -> Inventory:
-    machine = FieldReader(errors)
-    found = machine.read("the list of AMD devices", smi.amdsmi_get_processor_handles) or []
+    machine = FieldReader(smi, errors)
+    found = machine.ask("the list of AMD devices", "amdsmi_get_processor_handles") or []
     handles: list[tuple[int, Any, str]] = []
     for index, handle in enumerate(found):
-        uuid = machine.read(f"the UUID of AMD device {index}", lambda h=handle: smi.amdsmi_get_gpu_device_uuid(h))
+        uuid = machine.ask(f"the UUID of AMD device {index}", "amdsmi_get_gpu_device_uuid", handle)
         if uuid is not None:
             handles.append((index, handle, str(uuid)))
     pairs = []
     for first, second in itertools.combinations(range(len(handles)), 2):
-        link = machine.read(
+        link = machine.ask(
             f"the link between AMD devices {first} and {second}",
-            lambda a=handles[first][1], b=handles[second][1]: smi.amdsmi_topo_get_link_type(a, b)["type"],
+            "amdsmi_topo_get_link_type",
+            handles[first][1],
+            handles[second][1],
         )
-        if link is not None and int(link) == _XGMI:
+        if link is not None and int(link["type"]) == _XGMI:
             pairs.append((first, second))
     islands = island_numbers(len(handles), pairs)
     devices = tuple(
@@ -59,7 +61,7 @@ def _read_all(smi: Any, errors: tuple[type[BaseException], ...]) -> Inventory:
 def _read_device(
     smi: Any, errors: tuple[type[BaseException], ...], index: int, handle: Any, uuid: str, island: str
 ) -> Device:
-    reader = FieldReader(errors)
+    reader = FieldReader(smi, errors)
     name = reader.read("name", lambda: str(smi.amdsmi_get_gpu_asic_info(handle)["market_name"]))
 
     def memory_bytes() -> tuple[int, int]:

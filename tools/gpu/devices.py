@@ -121,9 +121,18 @@ class Inventory:
 class FieldReader:
     """Reads a device field by field: what fails becomes None and a note, never an exception."""
 
-    def __init__(self, errors: tuple[type[BaseException], ...]) -> None:
+    def __init__(self, library: Any, errors: tuple[type[BaseException], ...]) -> None:
+        self._library = library
         self._errors = errors
         self.notes: list[str] = []
+
+    def without_notes(self) -> FieldReader:
+        """Return a reader of the same library whose notes are its own."""
+        return FieldReader(self._library, self._errors)
+
+    def ask(self, field: str, function: str, *arguments: Any) -> Any:
+        """Return what a function of the library answers, like `read`; a release may lack the function itself."""
+        return self.read(field, lambda: getattr(self._library, function)(*arguments))
 
     def read(self, field: str, call: Callable[[], Value]) -> Value | None:
         """Return `call()`, or None with a note that names `field` and the driver's words."""

@@ -3,23 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import math
 import os
 import secrets
-import select
-import subprocess
-import sys
-import tempfile
-import threading
 import time
 from collections.abc import Sequence
-from typing import IO, Any, NoReturn
+from typing import Any
 
 from flashrt.errors import Finding, InputError, InternalFaultError, ResourceMissingError, input_error, listed
 from flashrt.gpu.devices import KINDS, Device, Inventory, Kind
+from flashrt.gpu.handshake import await_reaped, start_keeper
 from flashrt.gpu.inventory import take_inventory
-from flashrt.gpu.lease_directory import KEEPER_MODULE, LeaseDirectory, kill_keeper, send_to_keeper
+from flashrt.gpu.lease_directory import LeaseDirectory, kill_keeper, send_to_keeper
 from flashrt.gpu.processes import ProcessIdentity, boottime_ns, pid_namespace
 from flashrt.gpu.records import Lease
 from flashrt.gpu.selection import Request, impossible
@@ -28,9 +23,6 @@ from flashrt.gpu.selection import Request, impossible
 KEEPER_START_S = 30.0
 RELEASE_S = 2.0
 _POLL_S = 0.005
-
-# Keepers that this process started: each is waited for by a thread, so that none stays a zombie.
-_reapers: dict[int, threading.Thread] = {}
 
 
 def acquire(
@@ -104,7 +96,7 @@ def acquire(
         "acquirer": _identity_of_this_process(),
         "holder_process": None if holder_process is None else dataclasses.asdict(holder_process),
     }
-    answer = _start_keeper(order, wait_s + KEEPER_START_S)
+    answer = start_keeper(order, wait_s + KEEPER_START_S)
     if "granted" in answer:
         return Lease.from_record(answer["granted"])
     if "busy" in answer:
@@ -141,9 +133,7 @@ def release(lease: Lease | str, *, token: int | None = None) -> Lease:
                 f"killed from here; end it where it runs, the devices are free at that moment"
             )
         time.sleep(_POLL_S)
-    reaper = _reapers.pop(held.keeper.pid, None)
-    if reaper is not None:
-        reaper.join(RELEASE_S)
+    await_reaped(held.keeper.pid, RELEASE_S)
     return held
 
 
@@ -237,75 +227,6 @@ def _identity_of_this_process() -> dict[str, Any]:
     identity = ProcessIdentity.of(os.getpid())
     assert identity is not None, "a running process sees itself in /proc"
     return dataclasses.asdict(identity)
-
-
-def _start_keeper(order: dict[str, Any], timeout_s: float) -> dict[str, Any]:
-    """Start a keeper and return its answer; a keeper that has not granted anything is gone afterwards."""
-    with tempfile.TemporaryFile() as complaints:
-        process = subprocess.Popen(
-            [sys.executable, "-P", "-m", KEEPER_MODULE],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=complaints,
-            start_new_session=True,
-            bufsize=0,
-        )
-        assert process.stdin is not None
-        assert process.stdout is not None
-        granted = False
-        try:
-            with process.stdin as orders, process.stdout as answers:
-                try:
-                    _write_all(orders, json.dumps(order).encode() + b"\n")
-                    answer = _read_answer(answers, timeout_s)
-                    if "granted" in answer:
-                        _write_all(orders, b"ok\n")
-                        granted = True
-                except (BrokenPipeError, EOFError):
-                    _fail(process, complaints)
-        finally:
-            # Also on KeyboardInterrupt and cancellation: nobody has the lease, so nobody may hold it.
-            if not granted:
-                process.kill()
-                process.wait()
-    if granted:
-        reaper = threading.Thread(target=process.wait, name=f"keeper {process.pid}", daemon=True)
-        for pid in [pid for pid, thread in _reapers.items() if not thread.is_alive()]:
-            _reapers.pop(pid, None)
-        _reapers[process.pid] = reaper
-        reaper.start()
-    return answer
-
-
-def _write_all(stream: IO[bytes], data: bytes) -> None:
-    while data:
-        data = data[stream.write(data) :]
-
-
-def _read_answer(answers: IO[bytes], timeout_s: float) -> dict[str, Any]:
-    poll = select.poll()
-    poll.register(answers.fileno(), select.POLLIN)
-    deadline = time.monotonic() + timeout_s
-    data = b""
-    while not data.endswith(b"\n"):
-        left_s = deadline - time.monotonic()
-        if left_s <= 0:
-            raise InternalFaultError(f"gpu_acquire: the lease's keeper gave no answer within {timeout_s:.0f} s")
-        if not poll.poll(left_s * 1000):
-            continue
-        chunk = os.read(answers.fileno(), 65536)
-        if not chunk:
-            raise EOFError
-        data += chunk
-    answer: dict[str, Any] = json.loads(data)
-    return answer
-
-
-def _fail(process: subprocess.Popen[bytes], complaints: IO[bytes]) -> NoReturn:
-    process.wait()
-    complaints.seek(0)
-    words = complaints.read().decode(errors="replace").strip() or f"exit status {process.returncode}, no message"
-    raise InternalFaultError(f"gpu_acquire: the lease's keeper ended before it answered: {words}")
 
 
 def _busy_error(where: str, request: Request, busy: dict[str, Any]) -> ResourceMissingError:

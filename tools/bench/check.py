@@ -1,0 +1,161 @@
+"""The equivalence check: drive baseline and candidate with the same hidden inputs and compare every element."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from flashrt.bench.drive import new_seed, run_all
+from flashrt.bench.equality import OutputEquality, Tolerance, compare_output, stream_length
+from flashrt.bench.process import SystemProcess
+from flashrt.bench.record import SUFFIX, read_inputs
+from flashrt.bench.systems import System
+
+MIN_BATCHES = 8
+
+Report = Callable[[float, str], None]
+
+
+def ignore_progress(share: float, message: str) -> None:
+    """Take progress and do nothing with it."""
+
+
+@dataclass(frozen=True)
+class CheckSettings:
+    """How an equivalence check runs."""
+
+    num_batches: int = MIN_BATCHES
+    runs: int = 1
+    """How often the candidate is checked, each time with new hidden inputs."""
+    tolerance: Tolerance = Tolerance()
+    devices: tuple[str, ...] = ()
+    config: Mapping[str, Any] | None = None
+    timeout_s: float = 120
+    measure_noise: bool = True
+    """Whether the baseline runs twice, for the noise floor."""
+
+
+@dataclass(frozen=True)
+class Streams:
+    """What one system wrote: output -> values in order."""
+
+    values: Mapping[str, Sequence[Any]]
+    num_elements: Mapping[str, int]
+    startup_ms: float
+
+
+def collect(
+    system: System, items: Sequence[Mapping[str, Any]], settings: CheckSettings, log_path: Path
+) -> Streams:
+    """Run a system once over `items` and return what it wrote."""
+    with SystemProcess(
+        system, list(items[0]), devices=settings.devices, config=settings.config, log_path=log_path
+    ) as process:
+        process.wait_ready(settings.timeout_s)
+        recorder = run_all(process, items, settings.timeout_s)
+        ready_ns = process.ready_ns or process.started_ns
+        return Streams(recorder.values(), dict(recorder.elements), (ready_ns - process.started_ns) / 1e6)
+
+
+def check_equivalence(
+    baseline: System,
+    candidate: System,
+    inputs: str,
+    workspace: Path,
+    folder: Path,
+    settings: CheckSettings,
+    progress: Report = ignore_progress,
+) -> dict[str, Any]:
+    """Check a candidate against a baseline over the same hidden inputs.
+
+    The candidate runs first, in its own process, so that nothing of the baseline is there to be read.
+
+    Parameters
+    ----------
+    inputs
+        Reference of an inputs function, or of a recording.
+    folder
+        Where logs are kept.
+
+    Returns
+    -------
+    The result of ``equivalence_check``: `equivalent`, per output the counts and errors, reasons.
+
+    Raises
+    ------
+    InputError
+        A system cannot be started, fails, hangs or returns early; names it.
+    """
+    outputs: dict[str, OutputEquality] = {}
+    reasons: list[str] = []
+    owed: dict[str, float] = {}
+    startup: dict[str, float] = {}
+    num_items = settings.num_batches
+    for run in range(settings.runs):
+        share = run / settings.runs
+        seed = new_seed()
+        items = read_inputs(inputs, workspace, seed, settings.num_batches)
+        num_items = len(items)
+        progress(share, f"candidate over {num_items} batches")
+        got = collect(candidate, items, settings, folder / f"candidate-{run}.log")
+        progress(share + 0.4 / settings.runs, "baseline")
+        want = collect(baseline, items, settings, folder / f"baseline-{run}.log")
+        noise = None
+        if settings.measure_noise and run == 0:
+            progress(share + 0.7 / settings.runs, "baseline again, for the noise floor")
+            noise = collect(baseline, items, settings, folder / f"noise-{run}.log")
+        startup = {"baseline": want.startup_ms, "candidate": got.startup_ms}
+        owed = {name: count / num_items for name, count in want.num_elements.items()}
+        for name in dict.fromkeys((*want.values, *got.values)):
+            result = compare_output(
+                name, want.values.get(name, []), got.values.get(name, []), settings.tolerance, num_items,
+                noise.values.get(name, []) if noise else None,
+            )  # fmt: skip
+            if name not in got.values:
+                result = _absent(name, "the candidate never writes it", want.values[name])
+            elif name not in want.values:
+                result = _absent(name, "the baseline has no such output", got.values[name])
+            if name not in outputs or (outputs[name].equal and not result.equal):
+                outputs[name] = result
+        if not want.values:
+            reasons.append("the baseline writes nothing, so nothing can be proved")
+    reasons += [reason for result in outputs.values() for reason in result.reasons]
+    warnings = _warnings(outputs, settings, num_items, inputs)
+    return {
+        "equivalent": bool(outputs) and all(result.equal for result in outputs.values()),
+        "tier": settings.tolerance.tier,
+        "outputs": {name: result.as_dict() for name, result in outputs.items()},
+        "reasons": reasons,
+        "warnings": warnings,
+        "num_batches": num_items,
+        "runs": settings.runs,
+        "elements_per_batch": owed,
+        "startup_ms": startup,
+        "baseline": {"reference": baseline.reference, "digest": baseline.digest},
+        "candidate": {"reference": candidate.reference, "digest": candidate.digest},
+        "inputs": inputs,
+    }
+
+
+def _absent(name: str, why: str, values: Sequence[Any]) -> OutputEquality:
+    total = sum(stream_length(value) for value in values)
+    return OutputEquality(name, False, total, total, None, None, None, None, [f"output '{name}': {why}"])
+
+
+def _warnings(
+    outputs: Mapping[str, OutputEquality], settings: CheckSettings, num_items: int, inputs: str
+) -> list[str]:
+    found = []
+    if num_items < MIN_BATCHES:
+        found.append(f"{num_items} batches; state drift shows over at least {MIN_BATCHES}")
+    if inputs.endswith(SUFFIX):
+        found.append("recorded inputs are known in advance; an inputs function gives hidden ones")
+    for name, result in outputs.items():
+        if result.noise_floor and settings.tolerance.tier == "bit":
+            found.append(
+                f"output '{name}': the baseline differs from itself by {result.noise_floor:.3g} in another process; "
+                "bit equality cannot hold: make it deterministic, or ask for tolerance 'numeric'"
+            )
+    return found

@@ -1,0 +1,182 @@
+"""Driving one system through its buffers: what is sent when, what came back when."""
+
+from __future__ import annotations
+
+import secrets
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from flashrt.bench.equality import stream_length
+from flashrt.bench.io import monotonic_ns
+from flashrt.bench.process import SystemProcess
+from flashrt.clock import MonotonicClock
+from flashrt.errors import input_error
+
+CLOCK = MonotonicClock()
+
+
+@dataclass(frozen=True)
+class Written:
+    """One write of the system, stamped on arrival in the harness."""
+
+    at_ns: int
+    output: str
+    num_elements: int
+    value: Any = field(repr=False)
+    batch: int | None = None
+
+
+@dataclass
+class Recorder:
+    """What was sent and what came back, in order, while a system is driven."""
+
+    intended_ns: list[int] = field(default_factory=list)
+    sent_ns: list[int] = field(default_factory=list)
+    written: list[Written] = field(default_factory=list)
+    batches_done: int = 0
+    elements: dict[str, int] = field(default_factory=lambda: defaultdict(int))
+    ended: bool = False
+    keep_values: bool = True
+
+    def take(self, at_ns: int, message: Mapping[str, Any]) -> None:
+        """Record one message of the system."""
+        if message["kind"] == "output":
+            value = message["value"]
+            count = stream_length(value)
+            self.elements[message["name"]] += count
+            kept = value if self.keep_values else None
+            self.written.append(Written(at_ns, message["name"], count, kept, message.get("batch")))
+        elif message["kind"] == "batch_done":
+            self.batches_done = max(self.batches_done, int(message["batch"]) + 1)
+        elif message["kind"] == "done":
+            self.ended = True
+
+    def values(self) -> dict[str, list[Any]]:
+        """Return what was written to each output, in order."""
+        found: dict[str, list[Any]] = defaultdict(list)
+        for write in self.written:
+            found[write.output].append(write.value)
+        return dict(found)
+
+
+def new_seed() -> int:
+    """Return a seed that no system can know."""
+    return secrets.randbelow(2**31)
+
+
+def drain(process: SystemProcess, recorder: Recorder, timeout_s: float) -> None:
+    """Close the inputs and take everything until the system has returned."""
+    process.close_inputs()
+    while not recorder.ended:
+        arrival = process.next_arrival(timeout_s, "the rest of the outputs, and a return once the inputs are closed")
+        recorder.take(arrival.at_ns, arrival.message)
+
+
+def send(process: SystemProcess, recorder: Recorder, item: Mapping[str, Any], intended_ns: int | None = None) -> None:
+    """Put one item, keeping the moment it was meant for and the moment it went."""
+    now = monotonic_ns()
+    recorder.intended_ns.append(now if intended_ns is None else intended_ns)
+    recorder.sent_ns.append(now)
+    process.send(item)
+
+
+def run_all(process: SystemProcess, items: Sequence[Mapping[str, Any]], timeout_s: float) -> Recorder:
+    """Send every item at once and take every output: for comparing, not for timing."""
+    recorder = Recorder()
+    for item in items:
+        send(process, recorder, item)
+    drain(process, recorder, timeout_s)
+    return recorder
+
+
+def is_complete(recorder: Recorder, batch: int, per_batch: Mapping[str, float] | None) -> bool:
+    """Return whether every output of `batch` has arrived.
+
+    `per_batch` gives the elements that a batch yields on each output; None: the system says when a batch is done.
+    """
+    if per_batch is None:
+        return recorder.batches_done > batch
+    return all(recorder.elements[name] >= round((batch + 1) * count) for name, count in per_batch.items())
+
+
+def one_by_one(
+    process: SystemProcess,
+    items: Sequence[Mapping[str, Any]],
+    per_batch: Mapping[str, float] | None,
+    timeout_s: float,
+    until_ns: int,
+    recorder: Recorder,
+) -> None:
+    """Send an item once the one before is answered in full (scenario ``single_stream``), until the time is up."""
+    for item in items:
+        batch = len(recorder.sent_ns)
+        if batch and monotonic_ns() >= until_ns:
+            break
+        send(process, recorder, item)
+        while not is_complete(recorder, batch, per_batch):
+            _take(process, recorder, timeout_s, f"all outputs of batch {batch}")
+
+
+def windowed(
+    process: SystemProcess,
+    items: Sequence[Mapping[str, Any]],
+    per_batch: Mapping[str, float] | None,
+    window: int,
+    timeout_s: float,
+    until_ns: int,
+    recorder: Recorder,
+) -> None:
+    """Keep `window` batches in flight, so that the system is never short of input (the search for its rate)."""
+    first = len(recorder.sent_ns)
+    for item in items:
+        batch = len(recorder.sent_ns)
+        if batch - first >= window:
+            while not is_complete(recorder, batch - window, per_batch):
+                _take(process, recorder, timeout_s, f"all outputs of batch {batch - window}")
+            if monotonic_ns() >= until_ns:
+                break
+        send(process, recorder, item)
+    settle(process, recorder, per_batch, timeout_s)
+
+
+def open_loop(
+    process: SystemProcess,
+    items: Sequence[Mapping[str, Any]],
+    per_batch: Mapping[str, float] | None,
+    due_ns: Sequence[int],
+    timeout_s: float,
+    recorder: Recorder,
+) -> None:
+    """Send each item at its moment, whether or not the system keeps up (scenario ``realtime``)."""
+    for item, when_ns in zip(items, due_ns, strict=True):
+        while (left := when_ns - monotonic_ns()) > 1_000_000:
+            arrival = process.poll((left - 500_000) / 1e9)
+            if arrival is None:
+                break
+            recorder.take(arrival.at_ns, arrival.message)
+        CLOCK.sleep_until_ns(when_ns)
+        send(process, recorder, item, when_ns)
+    settle(process, recorder, per_batch, timeout_s)
+
+
+def settle(
+    process: SystemProcess, recorder: Recorder, per_batch: Mapping[str, float] | None, timeout_s: float
+) -> None:
+    """Take outputs until every batch sent so far is answered."""
+    last = len(recorder.sent_ns) - 1
+    while last >= 0 and not is_complete(recorder, last, per_batch):
+        _take(process, recorder, timeout_s, f"all outputs of batch {last}")
+
+
+def _take(process: SystemProcess, recorder: Recorder, timeout_s: float, waiting_for: str) -> None:
+    arrival = process.next_arrival(timeout_s, waiting_for)
+    recorder.take(arrival.at_ns, arrival.message)
+    if recorder.ended:
+        raise input_error(
+            f"system '{process.system.reference}'", waiting_for,
+            f"it returned after {dict(recorder.elements)} elements for {len(recorder.sent_ns)} batches",
+            "return only when the inputs are closed, and write every batch's outputs", rule="too-few-outputs",
+        )  # fmt: skip
+

@@ -1,0 +1,176 @@
+"""The process that a system under test runs in: ``python -m flashrt.bench.host --fd N``.
+
+Reads one ``hello``, loads the system, serves it, and answers on the same socket: ``ready``, ``output``, ``event``,
+``done`` or ``failed``. When the harness disappears, this process ends its whole group.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import resource
+import signal
+import socket
+import sys
+import threading
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from flashrt.bench.io import CLOSED, InputClosed, Inputs, Outputs, SystemIO, monotonic_ns
+from flashrt.bench.wire import Connection
+from flashrt.errors import FlashrtError
+
+Serve = Callable[[SystemIO], Any]
+
+
+def main() -> int:
+    """Serve one system over the inherited socket; return the exit status."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--fd", type=int, required=True)
+    arguments = parser.parse_args()
+    connection = Connection(socket.socket(fileno=arguments.fd), torch=True)
+    os.set_inheritable(arguments.fd, False)
+    hello = connection.receive()
+    if hello is None:
+        return 1
+    spec = hello["value"]
+    inputs = Inputs(spec["inputs"])
+    io = SystemIO(
+        inputs,
+        Outputs(lambda name, value, batch: _write(connection, name, value, batch)),
+        spec["devices"],
+        spec["config"],
+        lambda: connection.send({"kind": "ready", "at_ns": monotonic_ns()}),
+        connection.send,
+    )
+    try:
+        serve = load_system(spec)
+    except BaseException as error:  # noqa: BLE001 - reported to the harness whatever it is
+        return _fail(connection, error, "load")
+    threading.Thread(target=_receive, args=(connection, inputs), daemon=True).start()
+    try:
+        serve(io)
+    except InputClosed:
+        pass
+    except BaseException as error:  # noqa: BLE001 - reported to the harness whatever it is
+        return _fail(connection, error, "serve")
+    connection.send({"kind": "done", "usage": usage()})
+    return 0
+
+
+def _write(connection: Connection, name: str, value: Any, batch: int | None) -> None:
+    connection.send({"kind": "output", "name": name, "batch": batch}, value, f"output '{name}'")
+
+
+def _receive(connection: Connection, inputs: Inputs) -> None:
+    while True:
+        try:
+            message = connection.receive()
+        except Exception:  # noqa: BLE001 - a broken harness ends the system, whatever broke
+            message = None
+        if message is None:
+            # The harness is gone without saying goodbye: nothing of this group may outlive it.
+            os.killpg(os.getpgrp(), signal.SIGKILL)
+            return
+        if message["kind"] == "input":
+            for name, value in message["value"].items():
+                inputs[name].put(value)
+        elif message["kind"] == "close":
+            for buffer in inputs.values():
+                buffer.put(CLOSED)
+        elif message["kind"] == "bye":
+            return
+
+
+def _fail(connection: Connection, error: BaseException, phase: str) -> int:
+    trace = "" if isinstance(error, FlashrtError) else traceback.format_exc(limit=-6)
+    text = str(error) if isinstance(error, FlashrtError) else f"{type(error).__name__}: {error}"
+    connection.send({"kind": "failed", "phase": phase, "text": text, "traceback": trace})
+    return 3
+
+
+def usage() -> dict[str, Any]:
+    """Return this process's peak memory: host bytes and, where torch used a device, device bytes."""
+    found: dict[str, Any] = {"peak_host_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024}
+    torch = sys.modules.get("torch")
+    if torch is not None and torch.cuda.is_available():
+        found["peak_device_bytes"] = max(
+            torch.cuda.max_memory_allocated(index) for index in range(torch.cuda.device_count())
+        )
+    return found
+
+
+def load_system(spec: dict[str, Any]) -> Serve:
+    """Return the serving function of a system: the user's own, the interpreter, or the runtime."""
+    kind = spec["kind"]
+    if kind == "code":
+        from flashrt.ir.execute import load_function
+
+        return load_function(Path(spec["path"]), spec["function"])
+    from flashrt.ir.build import build_file
+
+    if kind == "program":
+        built = build_file(Path(spec["path"]))
+        return lambda io: serve_program(built, io)
+    if kind == "deployment":
+        from flashrt.runtime import serve_deployment
+
+        return lambda io: serve_deployment(Path(spec["path"]), io)
+    raise ValueError(f"unknown kind of system {kind!r}")
+
+
+def serve_program(built: Any, io: SystemIO) -> None:
+    """Serve a program with the sequential interpreter: each batch whole, after the other."""
+    from flashrt.ir.execute import Context
+    from flashrt.ir.interpret import Interpreter
+
+    spans = _Spans(io)
+    interpreter = Interpreter(built.flat, built.folder, Context(device="cpu", config=io.config), spans)
+    names = list(built.program.graphs[built.program.entry].inputs)
+    io.ready()
+    batch = 0
+    while True:
+        try:
+            item = {name: io.inputs[name].read() for name in names}
+        except InputClosed:
+            break
+        for port, (_, chunks) in interpreter.run_batch_in_chunks(item).items():
+            for chunk in chunks:
+                io.outputs[port].write(chunk, batch)
+        io.batch_done(batch)
+        batch += 1
+    for note in interpreter.notes:
+        io.note({"kind": "note", "text": note})
+
+
+class _Spans:
+    """Sends the span of each operation as an event."""
+
+    def __init__(self, io: SystemIO) -> None:
+        self._io = io
+        self._start_ns = 0
+
+    def started(self, path: str, batch: int) -> None:
+        self._start_ns = monotonic_ns()
+
+    def finished(self, path: str, batch: int) -> None:
+        self._io.note(
+            {
+                "kind": "span",
+                "name": path,
+                "batch": batch,
+                "device": self._io.devices[0] if self._io.devices else "cpu",
+                "start_ns": self._start_ns,
+                "end_ns": monotonic_ns(),
+            }
+        )
+
+
+if __name__ == "__main__":
+    code = main()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    # Threads of the system that still run must not hold the process.
+    os._exit(code)

@@ -1,0 +1,134 @@
+"""Recordings: the items of a stream in a file, made by an inputs function in a process of its own.
+
+``python -m flashrt.bench.record FILE.py:FUNCTION SEED COUNT OUT`` is that process: the user's code never runs where
+the verdict is made.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from flashrt.bench.systems import find_file, split_function
+from flashrt.bench.wire import read_messages, write_message
+from flashrt.errors import FlashrtError, InputError, input_error
+
+SUFFIX = ".frec"
+MAGIC = b"flashrt/recording@1\n"
+
+
+def write_recording(path: Path, items: Iterable[Mapping[str, Any]]) -> int:
+    """Write items to `path`, replacing it whole; return how many."""
+    count = 0
+    part = path.with_suffix(path.suffix + ".part")
+    with part.open("wb") as file:
+        file.write(MAGIC)
+        for item in items:
+            write_message(file, {"kind": "item"}, dict(item))
+            count += 1
+    part.replace(path)
+    return count
+
+
+def read_recording(path: Path, *, torch: bool = False) -> list[dict[str, Any]]:
+    """Return the items of a recording.
+
+    Raises
+    ------
+    InputError
+        The file is no recording, or ends early.
+    """
+    try:
+        with path.open("rb") as file:
+            if file.read(len(MAGIC)) != MAGIC:
+                raise ValueError("it does not begin as a recording does")
+            return [message["value"] for message in read_messages(file, torch=torch)]
+    except (OSError, ValueError, KeyError) as error:
+        raise input_error(
+            f"recording '{path.name}'", "a recording (made by ir_interpret or an inputs function)", str(error),
+            "name file.py:function instead, or record again", rule="bad-recording",
+        ) from None  # fmt: skip
+
+
+def read_inputs(reference: str, workspace: Path, seed: int, count: int, timeout_s: float = 120) -> list[dict[str, Any]]:
+    """Return up to `count` items of an inputs function or recording, tensors as the harness keeps them.
+
+    Parameters
+    ----------
+    reference
+        ``path/to/file.py:function``, called as ``function(seed, count)``, or the path of a recording.
+
+    Raises
+    ------
+    InputError
+        The reference is wrong, the function fails or hangs, or an item is no mapping of input names.
+    """
+    where = "argument 'inputs'"
+    if reference.endswith(SUFFIX):
+        items = read_recording(find_file(workspace, reference, where))[:count]
+    else:
+        file, function = split_function(reference, where, "inputs.py:batches")
+        path = find_file(workspace, file, where)
+        items = _generate(reference, path, function, seed, count, timeout_s)
+    if not items:
+        raise input_error(where, "at least one item", "none", "yield one {input name: value} a batch")
+    names = set(items[0])
+    for index, item in enumerate(items):
+        if set(item) != names:
+            raise input_error(
+                f"{where}, item {index}", f"the same input names in every item: {sorted(names)}", f"{sorted(item)}",
+                "correct the inputs function", rule="input-names",
+            )  # fmt: skip
+    return items
+
+
+def _generate(reference: str, path: Path, function: str, seed: int, count: int, timeout_s: float) -> list[dict[str, Any]]:
+    with tempfile.TemporaryDirectory(prefix="flashrt-inputs-") as folder:
+        out = Path(folder) / f"items{SUFFIX}"
+        command = [sys.executable, "-P", "-m", "flashrt.bench.record", f"{path}:{function}", str(seed), str(count), str(out)]
+        try:
+            done = subprocess.run(
+                command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=timeout_s, cwd=path.parent,
+                check=False,
+            )  # fmt: skip
+        except subprocess.TimeoutExpired:
+            raise input_error(
+                f"inputs '{reference}'", f"{count} items within {timeout_s:.0f} s", "nothing", "make it faster",
+                rule="hang",
+            ) from None  # fmt: skip
+        if done.returncode != 0 or not out.exists():
+            text = done.stderr.strip()[-1500:] or f"exit status {done.returncode}"
+            raise InputError(text) if done.returncode == 3 else input_error(
+                f"inputs '{reference}'", f"{count} items", text, "correct the function and call again", rule="crash"
+            )
+        return read_recording(out)
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Generate items and write them; exit status 3 when the user's function is at fault."""
+    reference, seed, count, out = arguments
+    file, _, function = reference.rpartition(":")
+    try:
+        from flashrt.ir.execute import load_function, user_error
+
+        generate = load_function(Path(file), function)
+        try:
+            write_recording(Path(out), islice(generate(int(seed), int(count)), int(count)))
+        except FlashrtError:
+            raise
+        except Exception as error:  # noqa: BLE001 - user code may raise anything
+            where = f"inputs '{Path(file).name}:{function}'"
+            raise user_error(where, "items {input name: value}", error, "correct the function and call again") from error
+    except FlashrtError as error:
+        print(error, file=sys.stderr)
+        return 3
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

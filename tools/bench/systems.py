@@ -1,0 +1,136 @@
+"""What a system reference means: code with buffers, a program for the interpreter, a deployment for the runtime."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from flashrt.errors import input_error, listed
+from flashrt.ir.documents import read_document
+
+CODE_SUFFIXES = {".py", ".yaml", ".yml", ".json"}
+SKIPPED_FOLDERS = {".flashrt", ".git", ".venv", "__pycache__", "node_modules", "build", "dist", "demo"}
+MAX_HASHED_FILES = 2000
+
+FindId = Callable[[str], Path | None]
+
+
+@dataclass(frozen=True)
+class System:
+    """A system under test, found but not started.
+
+    `digest` covers the code and documents in its folder: it changes when the system does.
+    """
+
+    reference: str
+    kind: Literal["code", "program", "deployment"]
+    path: Path
+    function: str
+    digest: str
+
+    def as_hello(self) -> dict[str, Any]:
+        """Return what the host process needs to load it."""
+        return {"kind": self.kind, "path": str(self.path), "function": self.function}
+
+
+def inside(workspace: Path, text: str, where: str) -> Path:
+    """Return the path that `text` names in the workspace.
+
+    Raises
+    ------
+    InputError
+        It lies outside the workspace, links resolved.
+    """
+    root = workspace.resolve()
+    path = (root / text).resolve()
+    if not path.is_relative_to(root):
+        raise input_error(
+            where, "a path inside the workspace", f"'{text}'", "copy the file into the workspace and name it there",
+            rule="outside-workspace",
+        )  # fmt: skip
+    return path
+
+
+def split_function(text: str, where: str, example: str) -> tuple[str, str]:
+    """Return file and function of ``path/to/file.py:function``."""
+    file, separator, function = text.rpartition(":")
+    if not separator or not file.endswith(".py") or not function.isidentifier():
+        raise input_error(where, f"file.py:function, such as '{example}'", f"'{text}'", "correct the reference")
+    return file, function
+
+
+def find_file(workspace: Path, text: str, where: str) -> Path:
+    """Return an existing file of the workspace; an absent one is refused with its neighbours' names."""
+    path = inside(workspace, text, where)
+    if not path.is_file():
+        near = sorted(str(p.relative_to(workspace.resolve())) for p in path.parent.glob("*") if p.is_file())
+        raise input_error(
+            where, f"an existing file; beside it are {listed(near)}", f"'{text}'", "correct the path", rule="no-such-file",
+            valid=near, name=text,
+        )  # fmt: skip
+    return path
+
+
+def resolve_system(reference: str, workspace: Path, where: str = "argument 'system'", find_id: FindId | None = None) -> System:
+    """Find a system by its reference.
+
+    Parameters
+    ----------
+    reference
+        ``path/to/file.py:function``, a program or deployment document, or an id that `find_id` knows.
+
+    Raises
+    ------
+    InputError
+        It is outside the workspace, absent, or none of these.
+    """
+    known = find_id(reference) if find_id else None
+    if known is not None:
+        return _document_system(reference, known, where)
+    if ".py" in reference:
+        file, function = split_function(reference, where, "variant.py:serve")
+        path = find_file(workspace, file, where)
+        return System(reference, "code", path, function, folder_digest(path.parent, f"{path.name}:{function}"))
+    if not reference.endswith((".yaml", ".yml", ".json")):
+        raise input_error(
+            where, "file.py:function, a program or deployment document, or an id of one", f"'{reference}'",
+            "call ir_build or plan_deployment for an id, or name a file", rule="unknown-system",
+        )  # fmt: skip
+    return _document_system(reference, find_file(workspace, reference, where), where)
+
+
+def _document_system(reference: str, path: Path, where: str) -> System:
+    schema = str(read_document(path).get("schema"))
+    for kind in ("program", "deployment"):
+        if schema == f"flashrt/{kind}@1":
+            digest = folder_digest(path.parent, path.name)
+            return System(reference, kind, path, "", digest)  # type: ignore[arg-type]
+    raise input_error(
+        where, "a document with schema flashrt/program@1 or flashrt/deployment@1", f"schema {schema}",
+        "name a program or a deployment", rule="wrong-schema",
+    )  # fmt: skip
+
+
+def folder_digest(folder: Path, entry: str) -> str:
+    """Return a hash of all code and documents in `folder` (links not followed) and of the entry's name."""
+    digest = hashlib.sha256(entry.encode())
+    files = sorted(_code_files(folder))
+    for path in files[:MAX_HASHED_FILES]:
+        digest.update(str(path.relative_to(folder)).encode())
+        digest.update(hashlib.sha256(path.read_bytes()).digest())
+    return digest.hexdigest()[:16]
+
+
+def _code_files(folder: Path) -> list[Path]:
+    found = []
+    pending = [folder]
+    while pending:
+        for path in pending.pop().iterdir():
+            if path.is_dir() and not path.is_symlink() and path.name not in SKIPPED_FOLDERS:
+                pending.append(path)
+            elif path.is_file() and path.suffix in CODE_SUFFIXES:
+                found.append(path)
+    return found
