@@ -1,0 +1,1 @@
+"""The MCP surface: the server, its tools and jobs, the command line, and the demonstration."""

@@ -1,4 +1,4 @@
-"""Time as a value that can be replaced: the machine's monotonic clock, and a virtual one for tests and simulators."""
+"""Time as a value that can be replaced: the machine's monotonic clock, and a virtual one for tests."""
 
 from __future__ import annotations
 
@@ -21,12 +21,17 @@ class Clock(Protocol):
         ...
 
 
+def monotonic_ns() -> int:
+    """Return the machine's monotonic clock in ns: one clock for all processes of one boot."""
+    return time.clock_gettime_ns(time.CLOCK_MONOTONIC)
+
+
 class MonotonicClock:
     """The system-wide monotonic clock: comparable between processes of one boot."""
 
     def now_ns(self) -> int:
         """Return ``CLOCK_MONOTONIC`` in nanoseconds."""
-        return time.clock_gettime_ns(time.CLOCK_MONOTONIC)
+        return monotonic_ns()
 
     def sleep_until_ns(self, deadline_ns: int) -> None:
         """Sleep, then wait the last fraction of a millisecond without sleeping, so that wake-up noise is small."""

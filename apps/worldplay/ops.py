@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, MutableMapping
 from typing import Any
 
 import worldplay_model as model  # type: ignore[import-not-found]
+import worldplay_weights as weights  # type: ignore[import-not-found]
 from worldplay_config import WorldConfig, load_config  # type: ignore[import-not-found]
 
 Op = Callable[[Mapping[str, Any], MutableMapping[str, Any]], Mapping[str, Any]]
@@ -14,12 +15,11 @@ Op = Callable[[Mapping[str, Any], MutableMapping[str, Any]], Mapping[str, Any]]
 def load(context: Any) -> dict[str, Op]:
     """Return the operations that `context.operations` asks for (None: all); other weights are not loaded.
 
-    Loading ends with one batch of zeros through a state of its own, so that the first real batch is no slower
-    than the next.
+    Loading ends with a warm-up on scratch values, so that the first real batch is no slower than the next.
     """
     config = load_config(context.config)
-    device = model.torch_device(context.device)
-    model.prepare_device(config, device)
+    device = weights.torch_device(context.device)
+    weights.prepare_device(config, device)
     makers = {"noise": make_noise, "denoise_step": make_denoise_step, "decode": make_decode}
     wanted = makers if context.operations is None else makers.keys() & set(context.operations)
     return {name: make(config, device) for name, make in makers.items() if name in wanted}
@@ -43,7 +43,7 @@ def make_denoise_step(config: WorldConfig, device: str) -> Op:
 
     The level travels with the latents, so all steps are one operation; each has a `dit.kv` of its own.
     """
-    dit = model.load_dit(config, device)
+    dit = weights.load_dit(config, device)
 
     def denoise_step(inputs: Mapping[str, Any], state: MutableMapping[str, Any]) -> Mapping[str, Any]:
         latents, level = inputs["sample"]["latents"], int(inputs["sample"]["level"])
@@ -59,7 +59,7 @@ def make_denoise_step(config: WorldConfig, device: str) -> Op:
 
 def make_decode(config: WorldConfig, device: str) -> Op:
     """Return the op that decodes any number of latent frames: `latents` -> `frames`."""
-    decoder = model.load_decoder(config, device)
+    decoder = weights.load_decoder(config, device)
 
     def decode(inputs: Mapping[str, Any], state: MutableMapping[str, Any]) -> Mapping[str, Any]:
         cache = state["vae.cache"]

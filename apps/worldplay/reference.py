@@ -5,16 +5,17 @@ from __future__ import annotations
 from typing import Any
 
 import worldplay_model as model  # type: ignore[import-not-found]
+import worldplay_weights as weights  # type: ignore[import-not-found]
 from worldplay_config import load_config  # type: ignore[import-not-found]
 
 
 def serve(io: Any) -> None:
     """Play the world: for each batch of actions [frames, 8], write frames uint8 [frames, height, width, 3]."""
     config = load_config(io.config)
-    device = model.torch_device(io.devices[0]) if io.devices else "cpu"
-    model.prepare_device(config, device)
-    dit = model.load_dit(config, device)
-    decoder = model.load_decoder(config, device)
+    device = weights.torch_device(io.devices[0]) if io.devices else "cpu"
+    weights.prepare_device(config, device)
+    dit = weights.load_dit(config, device)
+    decoder = weights.load_decoder(config, device)
     model.warm_up_dit(dit)
     model.warm_up_decoder(decoder)
 

@@ -16,6 +16,7 @@ from flashrt.errors import InputError
 from flashrt.gpu.devices import island_numbers
 
 SOURCE = Path(__file__).with_name("fake_nvml.c")
+EMULATED: tuple[gpu.Kind, ...] = ("emulated",)
 UUID = "GPU-00000000-0000-0000-0000-{:012d}".format
 
 
@@ -128,6 +129,64 @@ except InputError as error:
     assert "a count of at most 4, the largest island" in ask(driver, source)
 
 
+def test_request_that_waits_for_foreign_memory_holds_nobody_up(driver: Path) -> None:
+    source = """
+import threading
+refused = []
+def wait():
+    try:
+        gpu.acquire(2, 'greedy', min_free_bytes=1000, wait_s=2)  # only device 0 has that much free
+    except Exception as error:
+        refused.append(str(error))
+thread = threading.Thread(target=wait)
+thread.start()
+while not gpu.status()['waiting'] and not refused:
+    pass
+answer = [gpu.acquire(8, 'modest', holder_pid=os.getpid()).as_dict()['holder']]
+gpu.release(gpu.holders()[0])
+thread.join()
+answer += refused
+"""
+    holder, refusal = ask(driver, source)
+    assert holder == "modest"
+    assert "see foreign_processes in gpu_status" in refusal
+
+
+AMDSMI = """
+class AmdSmiException(Exception): pass
+def amdsmi_init(): pass
+def amdsmi_shut_down(): pass
+def amdsmi_get_processor_handles(): return [0, 1, 2]
+def amdsmi_get_gpu_device_uuid(handle): return f"00ff{handle}"
+def amdsmi_get_gpu_asic_info(handle): return {"market_name": "Fake MI300X"}
+def amdsmi_get_gpu_vram_usage(handle):
+    if handle == 2:
+        raise AmdSmiException("not supported")
+    return {"vram_total": 100, "vram_used": 30}
+def amdsmi_get_gpu_activity(handle): return {"gfx_activity": "N/A"}
+def amdsmi_topo_get_link_type(first, second): return {"hops": 1, "type": 2 if first + second == 1 else 1}
+def amdsmi_get_gpu_process_list(handle): return [{"pid": 4194400, "mem": 5}] if handle == 1 else []
+"""
+
+
+def test_amd_devices_through_a_library_that_lacks_functions(tmp_path: Path) -> None:
+    (tmp_path / "amdsmi.py").write_text(AMDSMI)
+    source = """
+lease = gpu.acquire(2, 'alice', kind='rocm', same_island=True)
+answer = [gpu.status(), lease.environment]
+gpu.release(lease)
+"""
+    status, environment = ask(tmp_path, source, PYTHONPATH=str(tmp_path))
+    devices = [device for device in status["devices"] if device["kind"] == "rocm"]
+    assert [device["island"] for device in devices] == ["xgmi-0", "xgmi-0", "xgmi-1"]
+    assert devices[0]["memory_free_bytes"] == 70 * 1024**2
+    assert devices[2]["memory_total_bytes"] is None
+    assert any("pci_bus_id is not readable" in note for note in devices[0]["notes"])
+    assert "not visible from here" in status["foreign_processes"][0]["reason"]
+    assert environment["ROCR_VISIBLE_DEVICES"] == "0,1"
+    assert not {"HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES"} & set(environment)
+
+
 def test_without_a_driver_it_says_so_and_offers_cpu_cores(tmp_path: Path) -> None:
     broken = tmp_path / "broken"
     broken.mkdir()
@@ -155,15 +214,15 @@ def test_rocm_sets_one_mask_only() -> None:
 
 
 def test_emulated_devices_by_environment_and_argument(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert len(gpu.inventory(kinds=("emulated",)).devices) == 6
-    islands = gpu.inventory(kinds=("emulated",), emulated_island_sizes=[4, 2]).islands
+    assert len(gpu.inventory(kinds=EMULATED).devices) == 6
+    islands = gpu.inventory(kinds=EMULATED, emulated_island_sizes=[4, 2]).islands
     assert [len(island.devices) for island in islands] == [4, 2]
-    assert gpu.inventory(kinds=("emulated",), num_emulated=0).devices == ()
+    assert gpu.inventory(kinds=EMULATED, num_emulated=0).devices == ()
     monkeypatch.setenv("FLASHRT_EMULATED_DEVICES", "eight")
     with pytest.raises(InputError, match="FLASHRT_EMULATED_DEVICES"):
-        gpu.inventory(kinds=("emulated",))
+        gpu.inventory(kinds=EMULATED)
     with pytest.raises(InputError, match="add up"):
-        gpu.inventory(kinds=("emulated",), num_emulated=5, emulated_island_sizes=[4, 2])
+        gpu.inventory(kinds=EMULATED, num_emulated=5, emulated_island_sizes=[4, 2])
 
 
 def test_status_is_json_and_names_every_part() -> None:

@@ -83,9 +83,14 @@ def test_refused_acquire_names_the_holder_and_when_to_retry() -> None:
 def test_released_and_unknown_leases_name_the_live_ones() -> None:
     lease, other = (gpu.acquire(1, name, kind="emulated") for name in ("alice", "bob"))
     gpu.release(lease)
-    for call in (gpu.release, gpu.check, lambda ended: gpu.renew(ended, 5)):
+    calls: list[Callable[[], object]] = [
+        lambda: gpu.release(lease),
+        lambda: gpu.check(lease),
+        lambda: gpu.renew(lease, 5),
+    ]
+    for refuse in calls:
         with pytest.raises(InputError, match=f"live: '{other.lease}'.*has ended: released"):
-            call(lease)
+            refuse()
     with pytest.raises(InputError, match="not known here"):
         gpu.release("lease-never")
     with pytest.raises(InputError, match=f"did you mean '{other.lease}'"):
@@ -96,12 +101,13 @@ def test_released_and_unknown_leases_name_the_live_ones() -> None:
 def test_stale_token_is_refused_and_changes_nothing() -> None:
     lease = gpu.acquire(1, "alice", kind="emulated")
     stale = dataclasses.replace(lease, token=lease.token - 1)
-    for refuse in (
+    calls: list[Callable[[], object]] = [
         lambda: gpu.release(stale),
         lambda: gpu.release(lease.lease, token=lease.token - 1),
         lambda: gpu.renew(stale, 5),
         lambda: gpu.check(stale),
-    ):
+    ]
+    for refuse in calls:
         with pytest.raises(InputError, match="out of date"):
             refuse()
     assert gpu.check(lease) == lease
@@ -196,7 +202,7 @@ def test_keeper_ends_when_the_acquirer_dies_before_it_confirms(
 ) -> None:
     acquirer = ProcessIdentity.of(os.getpid())
     assert acquirer is not None
-    devices = gpu.inventory(kinds=("emulated",)).devices
+    devices = gpu.inventory().of_kind("emulated")
     order = {
         "directory": str(lease_directory),
         "request": {"count": 6, "kind": "emulated", "min_free_bytes": 0, "same_island": False},

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Sequence
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -14,7 +15,7 @@ MACHINES = st.lists(st.tuples(st.integers(0, 2), st.one_of(st.none(), st.integer
 REQUESTS = st.builds(Request, st.integers(1, 4), st.just("cuda"), st.integers(0, 4), st.booleans())
 
 
-def machine(rows: list[tuple[int, int | None, bool]]) -> tuple[list[Device], set[str]]:
+def machine(rows: Sequence[tuple[int, int | None, bool]]) -> tuple[list[Device], set[str]]:
     devices = [
         Device(f"GPU-{index}", "cuda", index, "fake", 4, free, f"island-{island}")
         for index, (island, free, _) in enumerate(rows)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +29,7 @@ class CheckSettings:
     num_batches: int = MIN_BATCHES
     runs: int = 1
     """How often the candidate is checked, each time with new hidden inputs."""
-    tolerance: Tolerance = Tolerance()
+    tolerance: Tolerance = field(default_factory=Tolerance)
     devices: tuple[str, ...] = ()
     config: Mapping[str, Any] | None = None
     timeout_s: float = 120
@@ -46,9 +46,7 @@ class Streams:
     startup_ms: float
 
 
-def collect(
-    system: System, items: Sequence[Mapping[str, Any]], settings: CheckSettings, log_path: Path
-) -> Streams:
+def collect(system: System, items: Sequence[Mapping[str, Any]], settings: CheckSettings, log_path: Path) -> Streams:
     """Run a system once over `items` and return what it wrote."""
     with SystemProcess(
         system, list(items[0]), devices=settings.devices, config=settings.config, log_path=log_path
@@ -144,9 +142,7 @@ def _absent(name: str, why: str, values: Sequence[Any]) -> OutputEquality:
     return OutputEquality(name, False, total, total, None, None, None, None, [f"output '{name}': {why}"])
 
 
-def _warnings(
-    outputs: Mapping[str, OutputEquality], settings: CheckSettings, num_items: int, inputs: str
-) -> list[str]:
+def _warnings(outputs: Mapping[str, OutputEquality], settings: CheckSettings, num_items: int, inputs: str) -> list[str]:
     found = []
     if num_items < MIN_BATCHES:
         found.append(f"{num_items} batches; state drift shows over at least {MIN_BATCHES}")

@@ -9,9 +9,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from flashrt.bench.equality import stream_length
-from flashrt.bench.io import monotonic_ns
 from flashrt.bench.process import SystemProcess
-from flashrt.clock import MonotonicClock
+from flashrt.clock import MonotonicClock, monotonic_ns
 from flashrt.errors import input_error
 
 CLOCK = MonotonicClock()
@@ -161,9 +160,7 @@ def open_loop(
     settle(process, recorder, per_batch, timeout_s)
 
 
-def settle(
-    process: SystemProcess, recorder: Recorder, per_batch: Mapping[str, float] | None, timeout_s: float
-) -> None:
+def settle(process: SystemProcess, recorder: Recorder, per_batch: Mapping[str, float] | None, timeout_s: float) -> None:
     """Take outputs until every batch sent so far is answered."""
     last = len(recorder.sent_ns) - 1
     while last >= 0 and not is_complete(recorder, last, per_batch):
@@ -179,4 +176,3 @@ def _take(process: SystemProcess, recorder: Recorder, timeout_s: float, waiting_
             f"it returned after {dict(recorder.elements)} elements for {len(recorder.sent_ns)} batches",
             "return only when the inputs are closed, and write every batch's outputs", rule="too-few-outputs",
         )  # fmt: skip
-

@@ -12,8 +12,8 @@ from typing import Any, Literal
 
 import numpy as np
 
-from flashrt.bench.wire import Tensor
 from flashrt.errors import input_error
+from flashrt.runtime.wire import Tensor
 
 Tier = Literal["bit", "numeric"]
 # Scale-relative error allowed by default in the numeric tier: what another order of reductions does in that type.
@@ -149,9 +149,7 @@ def compare_output(
                     None if noise is None else flatten_stream(noise))  # fmt: skip
 
 
-def _compare(
-    name: str, expected: Any, got: Any, tolerance: Tolerance, num_batches: int, noise: Any
-) -> OutputEquality:
+def _compare(name: str, expected: Any, got: Any, tolerance: Tolerance, num_batches: int, noise: Any) -> OutputEquality:
     if isinstance(expected, dict) and isinstance(got, dict) and set(expected) == set(got):
         parts = [
             _compare(f"{name}.{key}", expected[key], got[key], tolerance, num_batches,
@@ -179,9 +177,7 @@ def _merge(name: str, parts: Sequence[OutputEquality]) -> OutputEquality:
 def _is_numeric(value: Any) -> bool:
     if isinstance(value, Tensor | np.ndarray):
         return True
-    return (
-        isinstance(value, list) and bool(value) and all(isinstance(v, int | float | np.generic) for v in value)
-    )
+    return isinstance(value, list) and bool(value) and all(isinstance(v, int | float | np.generic) for v in value)
 
 
 def _typed(value: Any) -> tuple[str, np.ndarray, np.ndarray]:
@@ -202,7 +198,9 @@ def _compare_arrays(
     if want_type != got_type:
         reasons.append(f"output '{name}': expected {want_type}, got {got_type}")
     if want.shape[1:] != have.shape[1:]:
-        reasons.append(f"output '{name}': expected elements of shape {list(want.shape[1:])}, got {list(have.shape[1:])}")
+        reasons.append(
+            f"output '{name}': expected elements of shape {list(want.shape[1:])}, got {list(have.shape[1:])}"
+        )
     if reasons:
         return OutputEquality(name, False, int(want.size), int(want.size), None, None, None, None, reasons)
     shared = min(len(want), len(have))
@@ -223,7 +221,9 @@ def _compare_arrays(
     not_numbers = want.dtype.kind == "f" and bool(np.isnan(want).any())
     if not_numbers:
         at = _place(np.isnan(want), per_batch)
-        reasons.append(f"output '{name}': the baseline holds NaN at {at.position} (batch {at.batch}); nothing equals it")
+        reasons.append(
+            f"output '{name}': the baseline holds NaN at {at.position} (batch {at.batch}); nothing equals it"
+        )
     missing = (len(want) - shared) * math.prod(want.shape[1:])
     surplus = (len(have) - shared) * math.prod(have.shape[1:])
     mismatched = int(bad.sum()) + missing + surplus

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import resource
 import signal
 import socket
 import sys
@@ -18,9 +17,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from flashrt.bench.io import CLOSED, InputClosed, Inputs, Outputs, SystemIO, monotonic_ns
-from flashrt.bench.wire import Connection
+from flashrt.bench.io import CLOSED, InputClosed, Inputs, Outputs, SystemIO
+from flashrt.clock import monotonic_ns
 from flashrt.errors import FlashrtError
+from flashrt.ir.build import BuiltProgram
+from flashrt.runtime.usage import process_usage
+from flashrt.runtime.wire import Connection
 
 Serve = Callable[[SystemIO], Any]
 
@@ -56,7 +58,7 @@ def main() -> int:
         pass
     except BaseException as error:  # noqa: BLE001 - reported to the harness whatever it is
         return _fail(connection, error, "serve")
-    connection.send({"kind": "done", "usage": usage()})
+    connection.send({"kind": "done", "usage": process_usage()})
     return 0
 
 
@@ -91,17 +93,6 @@ def _fail(connection: Connection, error: BaseException, phase: str) -> int:
     return 3
 
 
-def usage() -> dict[str, Any]:
-    """Return this process's peak memory: host bytes and, where torch used a device, device bytes."""
-    found: dict[str, Any] = {"peak_host_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024}
-    torch = sys.modules.get("torch")
-    if torch is not None and torch.cuda.is_available():
-        found["peak_device_bytes"] = max(
-            torch.cuda.max_memory_allocated(index) for index in range(torch.cuda.device_count())
-        )
-    return found
-
-
 def load_system(spec: dict[str, Any]) -> Serve:
     """Return the serving function of a system: the user's own, the interpreter, or the runtime."""
     kind = spec["kind"]
@@ -109,19 +100,19 @@ def load_system(spec: dict[str, Any]) -> Serve:
         from flashrt.ir.execute import load_function
 
         return load_function(Path(spec["path"]), spec["function"])
-    from flashrt.ir.build import build_file
+    from flashrt.ir.build import build
+    from flashrt.ir.documents import read_document
 
+    built = build(read_document(Path(spec["program"])), Path(spec["folder"]))
     if kind == "program":
-        built = build_file(Path(spec["path"]))
         return lambda io: serve_program(built, io)
-    if kind == "deployment":
-        from flashrt.runtime import serve_deployment
+    from flashrt.runtime.serve import serve_deployment
 
-        return lambda io: serve_deployment(Path(spec["path"]), io)
-    raise ValueError(f"unknown kind of system {kind!r}")
+    profile = Path(spec["profile"]) if spec["profile"] else None
+    return lambda io: serve_deployment(built, Path(spec["program"]), Path(spec["path"]), io, profile)
 
 
-def serve_program(built: Any, io: SystemIO) -> None:
+def serve_program(built: BuiltProgram, io: SystemIO) -> None:
     """Serve a program with the sequential interpreter: each batch whole, after the other."""
     from flashrt.ir.execute import Context
     from flashrt.ir.interpret import Interpreter

@@ -6,7 +6,6 @@ Source: ``papers/000`` (FlashRT): the agent drives the back end through the buff
 from __future__ import annotations
 
 import queue
-import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -15,7 +14,7 @@ from flashrt.errors import input_error, listed
 CLOSED = object()
 
 
-class InputClosed(EOFError):  # noqa: N818 - an end of stream, not a fault
+class InputClosed(EOFError):
     """Raised by `InputBuffer.read` when no more items will come."""
 
 
@@ -159,8 +158,3 @@ class SystemIO:
         """Send an event beside the outputs: spans of operations, for the trace."""
         if self._on_event is not None:
             self._on_event(event)
-
-
-def monotonic_ns() -> int:
-    """Return the clock that harness and systems share."""
-    return time.clock_gettime_ns(time.CLOCK_MONOTONIC)

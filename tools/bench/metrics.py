@@ -94,14 +94,14 @@ def quantiles(values_ms: np.ndarray) -> dict[str, float]:
     }
 
 
-def offsets_ms(timeline: Timeline, period_ns: float, first_due_ns: int) -> np.ndarray:
+def offsets_ms(timeline: Timeline, period_ns: float) -> np.ndarray:
     """Return visible time minus schedule for every element, in ms; shape [batches, elements].
 
     Batch j's item is sent when its last sub-interval has ended, at (j + 1) T, so its schedule began one period
     before it was due: element k is scheduled at jT + k T / N.
     """
     batches, elements = timeline.visible_ns.shape
-    begin = first_due_ns - period_ns + np.arange(batches)[:, None] * period_ns
+    begin = int(timeline.due_ns[0]) - period_ns + np.arange(batches)[:, None] * period_ns
     schedule = begin + np.arange(elements)[None, :] * (period_ns / elements)
     return np.asarray((timeline.visible_ns - schedule) / 1e6)
 
@@ -131,8 +131,8 @@ def jitter_ms(arrivals_ns: np.ndarray, expected_ns: float) -> float:
     return jitter / 1e6
 
 
-def measure(timeline: Timeline, warmup: int, period_ms: float | None) -> dict[str, Any]:
-    """Return the metrics of one output over the batches after warm-up.
+def measure(timeline: Timeline, start: int, period_ms: float | None) -> dict[str, Any]:
+    """Return the metrics of one output over the batches from `start` on; those before were warm-up.
 
     Parameters
     ----------
@@ -140,9 +140,8 @@ def measure(timeline: Timeline, warmup: int, period_ms: float | None) -> dict[st
         The period at which items were sent; None when the scenario is closed loop, where the measured period
         stands in for it and offsets do not apply.
     """
-    done = timeline.visible_ns.max(axis=1)
-    due, visible = timeline.due_ns[warmup:], timeline.visible_ns[warmup:]
-    completed = done[warmup:]
+    due, visible = timeline.due_ns[start:], timeline.visible_ns[start:]
+    completed = visible.max(axis=1)
     latency = (completed - due) / 1e6
     measured_ns = float(completed[-1] - completed[0]) / (len(completed) - 1) if len(completed) > 1 else math.nan
     per_batch = timeline.num_elements
@@ -161,7 +160,7 @@ def measure(timeline: Timeline, warmup: int, period_ms: float | None) -> dict[st
         late, frozen = stalls(visible.reshape(-1), spacing / per_batch)
         found["deadline_misses"], found["stall_ratio"] = late, frozen
     if open_loop_ns is not None:
-        offsets = offsets_ms(timeline, open_loop_ns, int(timeline.due_ns[0]))[warmup:]
+        offsets = offsets_ms(Timeline(timeline.output, due, visible), open_loop_ns)
         found["d0_ms"] = float(offsets.max())
         found["drift_ms_per_batch"] = _slope(offsets.max(axis=1))
     return found

@@ -19,10 +19,10 @@ from typing import Any
 
 import psutil
 
-from flashrt.bench.io import monotonic_ns
 from flashrt.bench.systems import System
-from flashrt.bench.wire import Connection
+from flashrt.clock import monotonic_ns
 from flashrt.errors import InputError, input_error
+from flashrt.runtime.wire import Connection
 
 MARK = "FLASHRT_SYSTEM"
 LOG_TAIL_BYTES = 1500
@@ -102,7 +102,9 @@ class SystemProcess:
     def __enter__(self) -> SystemProcess:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self.end()
 
     def _receive(self) -> None:
@@ -251,5 +253,3 @@ def marked_processes(mark: str) -> list[psutil.Process]:
         except (OSError, psutil.Error):
             continue
     return found
-
-

@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from flashrt.bench.systems import find_file, split_function
-from flashrt.bench.wire import read_messages, write_message
 from flashrt.errors import FlashrtError, InputError, input_error
+from flashrt.runtime.wire import read_messages, write_message
 
 SUFFIX = ".frec"
 MAGIC = b"flashrt/recording@1\n"
@@ -87,10 +87,21 @@ def read_inputs(reference: str, workspace: Path, seed: int, count: int, timeout_
     return items
 
 
-def _generate(reference: str, path: Path, function: str, seed: int, count: int, timeout_s: float) -> list[dict[str, Any]]:
+def _generate(
+    reference: str, path: Path, function: str, seed: int, count: int, timeout_s: float
+) -> list[dict[str, Any]]:
     with tempfile.TemporaryDirectory(prefix="flashrt-inputs-") as folder:
         out = Path(folder) / f"items{SUFFIX}"
-        command = [sys.executable, "-P", "-m", "flashrt.bench.record", f"{path}:{function}", str(seed), str(count), str(out)]
+        command = [
+            sys.executable,
+            "-P",
+            "-m",
+            "flashrt.bench.record",
+            f"{path}:{function}",
+            str(seed),
+            str(count),
+            str(out),
+        ]
         try:
             done = subprocess.run(
                 command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=timeout_s, cwd=path.parent,
@@ -103,8 +114,12 @@ def _generate(reference: str, path: Path, function: str, seed: int, count: int, 
             ) from None  # fmt: skip
         if done.returncode != 0 or not out.exists():
             text = done.stderr.strip()[-1500:] or f"exit status {done.returncode}"
-            raise InputError(text) if done.returncode == 3 else input_error(
-                f"inputs '{reference}'", f"{count} items", text, "correct the function and call again", rule="crash"
+            raise (
+                InputError(text)
+                if done.returncode == 3
+                else input_error(
+                    f"inputs '{reference}'", f"{count} items", text, "correct the function and call again", rule="crash"
+                )
             )
         return read_recording(out)
 
@@ -121,9 +136,11 @@ def main(arguments: Sequence[str]) -> int:
             write_recording(Path(out), islice(generate(int(seed), int(count)), int(count)))
         except FlashrtError:
             raise
-        except Exception as error:  # noqa: BLE001 - user code may raise anything
+        except Exception as error:
             where = f"inputs '{Path(file).name}:{function}'"
-            raise user_error(where, "items {input name: value}", error, "correct the function and call again") from error
+            raise user_error(
+                where, "items {input name: value}", error, "correct the function and call again"
+            ) from error
     except FlashrtError as error:
         print(error, file=sys.stderr)
         return 3

@@ -15,7 +15,7 @@ CODE_SUFFIXES = {".py", ".yaml", ".yml", ".json"}
 SKIPPED_FOLDERS = {".flashrt", ".git", ".venv", "__pycache__", "node_modules", "build", "dist", "demo"}
 MAX_HASHED_FILES = 2000
 
-FindId = Callable[[str], Path | None]
+FindId = Callable[[str], "Found | None"]
 
 
 @dataclass(frozen=True)
@@ -23,6 +23,13 @@ class System:
     """A system under test, found but not started.
 
     `digest` covers the code and documents in its folder: it changes when the system does.
+
+    Attributes
+    ----------
+    path
+        The Python file, or the document.
+    program, folder
+        Documents only: the program document, and the folder that its ops file is in.
     """
 
     reference: str
@@ -30,10 +37,30 @@ class System:
     path: Path
     function: str
     digest: str
+    program: Path | None = None
+    folder: Path | None = None
+    profile: Path | None = None
+    """Deployments on emulated devices only: the profile whose times they take."""
+    emulated: bool = False
 
     def as_hello(self) -> dict[str, Any]:
         """Return what the host process needs to load it."""
-        return {"kind": self.kind, "path": str(self.path), "function": self.function}
+        return {
+            "kind": self.kind,
+            "path": str(self.path),
+            "function": self.function,
+            "program": str(self.program or ""),
+            "folder": str(self.folder or ""),
+            "profile": str(self.profile or ""),
+        }
+
+
+@dataclass(frozen=True)
+class Found:
+    """A document that an id names: where it is, and the folder that a program's ops file is in."""
+
+    path: Path
+    folder: Path
 
 
 def inside(workspace: Path, text: str, where: str) -> Path:
@@ -68,13 +95,15 @@ def find_file(workspace: Path, text: str, where: str) -> Path:
     if not path.is_file():
         near = sorted(str(p.relative_to(workspace.resolve())) for p in path.parent.glob("*") if p.is_file())
         raise input_error(
-            where, f"an existing file; beside it are {listed(near)}", f"'{text}'", "correct the path", rule="no-such-file",
-            valid=near, name=text,
+            where, f"an existing file; beside it are {listed(near)}", f"'{text}'", "correct the path",
+            rule="no-such-file", valid=near, name=text,
         )  # fmt: skip
     return path
 
 
-def resolve_system(reference: str, workspace: Path, where: str = "argument 'system'", find_id: FindId | None = None) -> System:
+def resolve_system(
+    reference: str, workspace: Path, where: str = "argument 'system'", find_id: FindId | None = None
+) -> System:
     """Find a system by its reference.
 
     Parameters
@@ -89,7 +118,7 @@ def resolve_system(reference: str, workspace: Path, where: str = "argument 'syst
     """
     known = find_id(reference) if find_id else None
     if known is not None:
-        return _document_system(reference, known, where)
+        return _document_system(reference, known, workspace, where, find_id)
     if ".py" in reference:
         file, function = split_function(reference, where, "variant.py:serve")
         path = find_file(workspace, file, where)
@@ -99,18 +128,52 @@ def resolve_system(reference: str, workspace: Path, where: str = "argument 'syst
             where, "file.py:function, a program or deployment document, or an id of one", f"'{reference}'",
             "call ir_build or plan_deployment for an id, or name a file", rule="unknown-system",
         )  # fmt: skip
-    return _document_system(reference, find_file(workspace, reference, where), where)
+    path = find_file(workspace, reference, where)
+    return _document_system(reference, Found(path, path.parent), workspace, where, find_id)
 
 
-def _document_system(reference: str, path: Path, where: str) -> System:
-    schema = str(read_document(path).get("schema"))
-    for kind in ("program", "deployment"):
-        if schema == f"flashrt/{kind}@1":
-            digest = folder_digest(path.parent, path.name)
-            return System(reference, kind, path, "", digest)  # type: ignore[arg-type]
+def _document_system(reference: str, found: Found, workspace: Path, where: str, find_id: FindId | None) -> System:
+    document = read_document(found.path)
+    schema = str(document.get("schema"))
+    own = hashlib.sha256(found.path.read_bytes()).hexdigest()
+    if schema == "flashrt/program@1":
+        digest = folder_digest(found.folder, f"program:{own}")
+        return System(reference, "program", found.path, "", digest, found.path, found.folder)
+    if schema == "flashrt/deployment@1":
+        beside = found.path.parent
+        program = find_named(str(document.get("program")), "program", beside, workspace, where, find_id)
+        profile = None
+        if document.get("profile"):
+            profile = find_named(str(document["profile"]), "profile", beside, workspace, where, find_id).path
+        digest = folder_digest(program.folder, f"deployment:{own}:{program.path.name}")
+        emulated = document.get("devices") == "emulated"
+        return System(reference, "deployment", found.path, "", digest, program.path, program.folder, profile, emulated)
     raise input_error(
         where, "a document with schema flashrt/program@1 or flashrt/deployment@1", f"schema {schema}",
         "name a program or a deployment", rule="wrong-schema",
+    )  # fmt: skip
+
+
+def find_named(
+    reference: str, kind: str, beside: Path, workspace: Path, where: str, find_id: FindId | None = None
+) -> Found:
+    """Return the document that a deployment's key `kind` names: an id, or a path beside it or in the workspace.
+
+    Raises
+    ------
+    InputError
+        None of these, or outside the workspace.
+    """
+    known = find_id(reference) if find_id else None
+    if known is not None:
+        return known
+    root = workspace.resolve()
+    for path in ((beside / reference).resolve(), (root / reference).resolve()):
+        if path.is_file() and path.is_relative_to(root):
+            return Found(path, path.parent)
+    raise input_error(
+        f"{where}, key '{kind}'", f"a {kind} document beside the deployment or in the workspace, or an id",
+        f"'{reference}'", "correct the path, or name an id that a tool returned", rule=f"unknown-{kind}",
     )  # fmt: skip
 
 

@@ -6,6 +6,7 @@ The acquirer writes one line, the order; the keeper answers with one line; the a
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import select
@@ -89,7 +90,9 @@ def _read_answer(answers: IO[bytes], timeout_s: float) -> dict[str, Any]:
 
 
 def _fail(process: subprocess.Popen[bytes], complaints: IO[bytes]) -> NoReturn:
-    process.wait()
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        # Its words are complete when it has ended; a keeper that hangs on the way out is killed by the caller.
+        process.wait(_LOOK_S)
     complaints.seek(0)
     words = complaints.read().decode(errors="replace").strip() or f"exit status {process.returncode}, no message"
     raise InternalFaultError(f"gpu_acquire: the lease's keeper ended before it answered: {words}")

@@ -87,7 +87,7 @@ def _renew(directory: LeaseDirectory, holding: Holding, ttl_s: float, request: s
     try:
         with directory.exclusive(timeout_s=1.0):
             record = directory.publish(directory.record_path(lease.lease), lease.as_record())
-    except FlashrtError:
+    except (FlashrtError, OSError):
         # The sender hears that the renewal did not happen; the lease stays as it was.
         return
     os.close(holding.record)

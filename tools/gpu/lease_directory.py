@@ -129,8 +129,8 @@ class LeaseDirectory:
     def _largest_number_in_sight(self) -> int:
         """Recover from a damaged counter: no token ever given is larger than what history and records show."""
         tokens = [lease.token for lease in self._parse_leases(self._entries("leases"))[0]]
-        tokens += [int(entry.get("token", 0)) for entry in self.history()]
-        tokens += [int(path.stem) for path, _ in self._entries("queue")]
+        tokens += [int(entry["token"]) for entry in self.history()]
+        tokens += [int(path.stem) for path, _ in self._entries("queue") if path.stem.isdecimal()]
         return max(tokens, default=0) + 1000
 
     def publish(self, path: Path, document: Mapping[str, Any]) -> int:
@@ -143,12 +143,16 @@ class LeaseDirectory:
         for left in (self.path / "new").iterdir():
             left.unlink(missing_ok=True)
         descriptor = os.open(draft, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-        data = json.dumps(document).encode()
-        while data:
-            data = data[os.write(descriptor, data) :]
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        os.utime(descriptor, ns=(boottime_ns(), boottime_ns()))
-        os.replace(draft, path)
+        try:
+            data = json.dumps(document).encode()
+            while data:
+                data = data[os.write(descriptor, data) :]
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            os.utime(descriptor, ns=(boottime_ns(), boottime_ns()))
+            os.replace(draft, path)
+        except OSError:
+            os.close(descriptor)
+            raise
         return descriptor
 
     def lock_device(self, uuid: str) -> int | None:
@@ -272,8 +276,11 @@ class LeaseDirectory:
             return []
         entries = []
         for line in lines:
+            # A line cut short by a full disk is left out: the others still tell how their leases ended.
             with contextlib.suppress(ValueError):
-                entries.append(json.loads(line))
+                entry = json.loads(line)
+                if isinstance(entry, dict) and {"lease", "token", "reason"} <= set(entry):
+                    entries.append(entry)
         return entries
 
 

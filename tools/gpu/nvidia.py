@@ -60,9 +60,9 @@ def _read_device(nvml: Any, reader: FieldReader, index: int, handle: Any, uuid: 
     name = reader.ask("name", "nvmlDeviceGetName", handle)
     # Boards without MIG or NVLink say so with an error: that is an answer, and no note.
     silent = reader.without_notes()
-    if mig := silent.ask("mig", "nvmlDeviceGetMigMode", handle):
-        if mig[0]:
-            reader.notes.append("MIG is enabled: the device is leased whole, not by instance")
+    mig = silent.ask("mig", "nvmlDeviceGetMigMode", handle)
+    if mig is not None and mig[0]:
+        reader.notes.append("MIG is enabled: the device is leased whole, not by instance")
     return Device(
         uuid=uuid,
         kind="cuda",

@@ -204,7 +204,9 @@ def check_feeds(program: Program) -> Iterator[Finding]:
                 )  # fmt: skip
         for node_name, node in graph.nodes.items():
             sources = {port_of(edge.source) for edge in graph.edges if node_of(edge.source) == node_name}
-            unused = [port for port in ports_of(program, node, "outputs") or {} if port not in sources]
+            nested = program.graphs.get(node.graph) if node.graph else None
+            carried = nested.repeat.carry if nested and nested.repeat else {}
+            unused = [p for p in ports_of(program, node, "outputs") or {} if p not in sources and p not in carried]
             for port in unused:
                 yield Finding(
                     f"{where}, node '{node_name}', port '{port}'", "an edge from it", "none",

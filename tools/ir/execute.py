@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.util
 import sys
 import traceback
-from collections.abc import Callable, Collection, Iterator, Mapping, MutableMapping
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
@@ -13,11 +13,22 @@ from typing import Any
 
 from flashrt.errors import InputError, input_error, listed
 from flashrt.ir.documents import content_hash
-from flashrt.ir.flatten import FlatProgram, Operation
+from flashrt.ir.flatten import Dataflow, FlatProgram, Operation
 from flashrt.ir.values import describe, fits, join, length, split
 
 Call = Callable[[Mapping[str, Any], MutableMapping[str, Any]], Any]
 Outputs = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Piece:
+    """What an operation hands over at once: port -> value.
+
+    `is_chunk` says that it is one of the declared chunks of the operation's streaming outputs, in order.
+    """
+
+    outputs: Outputs
+    is_chunk: bool
 
 
 @dataclass(frozen=True)
@@ -116,7 +127,7 @@ def load_ops(flat: FlatProgram, folder: Path, context: Context) -> dict[str, Cal
             rule="ops-not-a-mapping",
         )  # fmt: skip
     wanted = {operation.op for operation in flat.operations} | {
-        operation.prologue.op for operation in flat.operations if operation.prologue
+        prologue.op for operation in flat.operations for prologue in operation.prologues
     }
     if context.operations is not None:
         wanted &= context.operations
@@ -201,7 +212,7 @@ class OperationRunner:
         self.operation = operation
         self.where = f"operation '{operation.path}' (op '{operation.op}')"
         self._call = ops[operation.op]
-        self._prologue = ops[operation.prologue.op] if operation.prologue else None
+        self._prologues = [(prologue, ops[prologue.op]) for prologue in operation.prologues]
         self._state = StateView(self.where, store, operation.reads, operation.writes)
         incoming = [flow for flow in flat.incoming.get(operation.path, ()) if not flow.prologue]
         outgoing = flat.outgoing.get(operation.path, ())
@@ -211,29 +222,36 @@ class OperationRunner:
         self._needed = {flow.source_port for flow in outgoing if not flow.prologue}
         self._axis = next((flow.axis for flow in outgoing if flow.source_chunks > 1), 0)
 
-    def run(self, inputs: Mapping[str, Any], prologue_inputs: Mapping[str, Any] | None = None) -> Iterator[Outputs]:
-        """Run one batch; yield output mappings piece by piece, as soon as each is made.
+    def run(self, inputs: Mapping[str, Any], prologue_inputs: Mapping[str, Any] | None = None) -> Iterator[Piece]:
+        """Run one batch; yield its outputs piece by piece, as soon as each is made.
 
         Parameters
         ----------
         inputs
             Port -> whole value; for a streamed port an iterable of its chunks, which may block.
 
-        Yields
+        Raises
         ------
-        Output mappings. On a streaming output their number equals the declared chunks, or is 1.
+        InputError
+            The op raises, or its outputs are not what the document says; names the operation.
         """
         values = dict(inputs)
-        if self._prologue is not None and self.operation.prologue is not None:
-            port = self.operation.prologue.port
-            made = self._invoke(self._prologue, dict(prologue_inputs or {}))
-            keys = (self.operation.prologue.graph_port, port)
-            values[port] = next((made[k] for k in keys if isinstance(made, Mapping) and k in made), made)
+        for prologue, call in self._prologues:
+            made = self._invoke(call, dict(prologue_inputs or {}))
+            keys = (prologue.graph_port, prologue.port)
+            values[prologue.port] = next((made[k] for k in keys if isinstance(made, Mapping) and k in made), made)
         if not self.streamed_inputs:
             yield from self._pieces(values)
             return
+        in_step = self.num_input_chunks == self.num_output_chunks
         for chunked in self._chunks(values):
-            yield from self._pieces(chunked)
+            made_of_chunk = [piece.outputs for piece in self._pieces(chunked)]
+            yield Piece(self._joined(made_of_chunk), in_step)
+
+    def _joined(self, parts: list[Outputs]) -> Outputs:
+        if len(parts) == 1:
+            return parts[0]
+        return {port: join([part[port] for part in parts], self._axis) for port in self._needed}
 
     def _chunks(self, values: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
         streams = {port: iter(values[port]) for port in self.streamed_inputs}
@@ -270,10 +288,10 @@ class OperationRunner:
         except Exception as error:
             raise user_error(self.where, "to return outputs", error, "correct the op and call again") from error
 
-    def _pieces(self, values: Mapping[str, Any]) -> Iterator[Outputs]:
+    def _pieces(self, values: Mapping[str, Any]) -> Iterator[Piece]:
         result = self._invoke(self._call, values)
         if isinstance(result, Mapping):
-            yield self._checked(result)
+            yield Piece(self._checked(result), False)
             return
         if not isinstance(result, Iterator):
             raise input_error(
@@ -291,9 +309,9 @@ class OperationRunner:
             except Exception as error:
                 raise user_error(self.where, f"chunk {count}", error, "correct the op and call again") from error
             count += 1
-            yield self._checked(piece)
-        wanted = self.num_output_chunks
-        if not self.streamed_inputs and count not in {wanted, 1}:
+            yield Piece(self._checked(piece), self.num_output_chunks > 1)
+        wanted = self.num_output_chunks if not self.streamed_inputs else 1
+        if count != wanted and (wanted > 1 or count == 0):
             raise input_error(
                 self.where, f"{wanted} chunks, as the streaming edge says", f"{count}",
                 "correct the op, or 'chunks' of the edge, and call ir_build again", rule="chunk-counts",
@@ -324,18 +342,35 @@ class OperationRunner:
         return piece
 
 
-def rechunk(pieces: Collection[Any], chunks: int, axis: int) -> list[Any]:
-    """Return the pieces of one output as `chunks` parts: as they are when the count fits, else joined and cut."""
-    if len(pieces) == chunks:
-        return list(pieces)
-    return split(join(list(pieces), axis), chunks, axis)
+class Distributor:
+    """Turns an operation's pieces into what travels on one edge: chunks as they are made, or the whole at the end."""
 
+    def __init__(self, flow: Dataflow) -> None:
+        self.flow = flow
+        self.note: str | None = None
+        self._held: list[Any] = []
 
-def uncut(value: Any, chunks: int, axis: int) -> str | None:
-    """Return why a value cannot travel in `chunks` pieces, or None when it can."""
-    size = length(value, axis)
-    if chunks > 1 and (size is None or size < chunks):
-        return (
-            f"{describe(value)} cannot be cut into {chunks} along axis {axis}; it travels in {min(size or 1, chunks)}"
-        )
-    return None
+    def push(self, piece: Piece) -> list[Any]:
+        """Take a piece; return the chunks that can leave now."""
+        value = piece.outputs[self.flow.source_port]
+        if self.flow.chunked and piece.is_chunk:
+            return [value]
+        self._held.append(value)
+        return []
+
+    def finish(self) -> list[Any]:
+        """Return what is left to leave now that the operation has ended its batch."""
+        held, self._held = self._held, []
+        if not held:
+            return []
+        chunks, axis = self.flow.target_chunks, self.flow.axis
+        if chunks == 1:
+            return [join(held, axis, where=self.flow.label)]
+        if len(held) == chunks:
+            return held
+        whole = join(held, axis, where=self.flow.label)
+        size = length(whole, axis)
+        if size is None or size < chunks:
+            travels = "whole" if not size else f"in {size}"
+            self.note = f"{self.flow.label}: {describe(whole)} cannot be cut into {chunks}; it travels {travels}"
+        return split(whole, chunks, axis)

@@ -50,7 +50,7 @@ class Operation:
     iteration: tuple[int, ...]
     inputs: dict[str, Port]
     outputs: dict[str, Port]
-    prologue: Prologue | None = None
+    prologues: tuple[Prologue, ...] = ()
 
     @property
     def template(self) -> str:
@@ -225,7 +225,8 @@ class _Flattener:
                 for port, value in results.items():
                     made[node_name, port] = value
                 continue
-            prologue = None
+            prologues: list[Prologue] = []
+            wanted: dict[str, None] = {}
             for edge in arriving:
                 port = port_of(edge.target)
                 found = self.source_of(edge, feeds, made)
@@ -238,11 +239,12 @@ class _Flattener:
                         source, segment = feeds[initial.op]
                         self.connect(source, _Segment([*segment.edges, edge], segment.carried), path, port)
                 elif first and initial is not None:
-                    prologue = self.prologue(graph, edge, initial, iteration)
-                    for other in prologue.feeds:
-                        if other in feeds:
-                            self.connect(*feeds[other], path, other, prologue=True)
-            self.operations.append(self.operation(path, node_name, graph, iteration, prologue))
+                    prologues.append(self.prologue(graph, edge, initial))
+                    wanted.update(dict.fromkeys(prologues[-1].feeds))
+            for other in wanted:
+                if other in feeds:
+                    self.connect(*feeds[other], path, other, prologue=True)
+            self.operations.append(self.operation(path, node_name, graph, iteration, tuple(prologues)))
             for edge in graph.edges:
                 if node_of(edge.source) == node_name:
                     made.setdefault(
@@ -271,16 +273,16 @@ class _Flattener:
     def initial_of(self, graph: Graph, edge: Edge) -> Initial | None:
         return graph.inputs[edge.source].initial if edge.source in graph.inputs else None
 
-    def prologue(self, graph: Graph, edge: Edge, initial: Initial, iteration: tuple[int, ...]) -> Prologue:
+    def prologue(self, graph: Graph, edge: Edge, initial: Initial) -> Prologue:
         others = tuple(port for port in graph.inputs if port != edge.source)
         return Prologue(port_of(edge.target), initial.op, edge.source, initial.reads, initial.writes, others)
 
     def operation(
-        self, path: str, name: str, graph: Graph, iteration: tuple[int, ...], prologue: Prologue | None
+        self, path: str, name: str, graph: Graph, iteration: tuple[int, ...], prologues: tuple[Prologue, ...]
     ) -> Operation:
         node = graph.nodes[name]
-        reads = (*node.reads, *(prologue.reads if prologue else ()))
-        writes = (*node.writes, *(prologue.writes if prologue else ()))
+        reads = (*node.reads, *(state for prologue in prologues for state in prologue.reads))
+        writes = (*node.writes, *(state for prologue in prologues for state in prologue.writes))
         inputs = dict(node.inputs or {})
         outputs = dict(node.outputs or {})
         for edge in graph.edges:
@@ -302,7 +304,7 @@ class _Flattener:
             iteration=iteration,
             inputs=inputs,
             outputs=outputs,
-            prologue=prologue,
+            prologues=prologues,
         )
 
     def instance(self, state: str, iteration: tuple[int, ...]) -> str:

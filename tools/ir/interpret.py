@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from flashrt.errors import Finding, InputError, input_error, listed
-from flashrt.ir.execute import Context, OperationRunner, load_ops, rechunk, uncut
+from flashrt.ir.execute import Context, Distributor, OperationRunner, Piece, load_ops
 from flashrt.ir.flatten import INPUT, OUTPUT, Dataflow, FlatProgram
 from flashrt.ir.values import describe, fits, join
 
@@ -80,7 +80,7 @@ class Interpreter:
         self.check_inputs(inputs)
         arrived: dict[Dataflow, list[Any]] = {}
         for flow in self.flat.outgoing.get(INPUT, ()):
-            arrived[flow] = self.pieces_for(flow, [inputs[flow.source_port]])
+            arrived[flow] = self.travel(flow, [Piece(inputs, False)])
         for runner in self._runners:
             path = runner.operation.path
             incoming = self.flat.incoming.get(path, ())
@@ -99,17 +99,18 @@ class Interpreter:
             if self.observer:
                 self.observer.finished(path, self.batch)
             for flow in self.flat.outgoing.get(path, ()):
-                arrived[flow] = self.pieces_for(flow, [piece[flow.source_port] for piece in pieces])
+                arrived[flow] = self.travel(flow, pieces)
         self.batch += 1
         return {flow.target_port: (flow, arrived[flow]) for flow in self.flat.incoming.get(OUTPUT, ())}
 
-    def pieces_for(self, flow: Dataflow, pieces: list[Any]) -> list[Any]:
-        """Return what travels on `flow`: the chunks its consumer takes, noting a value that cannot be cut."""
-        if flow.target_chunks == 1:
-            return [join(pieces, flow.axis, where=flow.label)]
-        if len(pieces) == 1 and (reason := uncut(pieces[0], flow.target_chunks, flow.axis)):
-            self.notes[f"{flow.label}: {reason}"] = None
-        return rechunk(pieces, flow.target_chunks, flow.axis)
+    def travel(self, flow: Dataflow, pieces: Iterable[Piece]) -> list[Any]:
+        """Return the chunks that arrive at the other end of `flow`, noting a value that cannot be cut."""
+        distributor = Distributor(flow)
+        chunks = [chunk for piece in pieces for chunk in distributor.push(piece)]
+        chunks += distributor.finish()
+        if distributor.note:
+            self.notes[distributor.note] = None
+        return chunks
 
     def check_inputs(self, inputs: Mapping[str, Any]) -> None:
         """Refuse a batch whose inputs are not the entry graph's, all findings at once."""

@@ -91,7 +91,7 @@ def _unknown(where: str, got: str) -> Exception:
 
 def _encode_array(kind: str, dtype: str, array: np.ndarray, buffers: list[memoryview | bytes]) -> dict[str, Any]:
     data = np.ascontiguousarray(array)
-    buffers.append(memoryview(data.reshape(-1).view(np.uint8)) if data.nbytes else b"")
+    buffers.append(data.reshape(-1).view(np.uint8).data if data.nbytes else b"")
     return {kind: dtype, "s": list(array.shape), "n": data.nbytes}
 
 

@@ -1,0 +1,109 @@
+"""The ``flashrt`` command."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from flashrt import __version__
+from flashrt.errors import FlashrtError
+
+EXIT_TOOL_ERROR = 5
+EXIT_USAGE = 2
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """Return the parser of all commands."""
+    parser = argparse.ArgumentParser(
+        prog="flashrt",
+        description="Deploy real-time multimodal applications on many devices, with an agent or by hand.",
+    )
+    parser.add_argument("--version", action="version", version=f"flashrt {__version__}")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+
+    serve = commands.add_parser("serve", help="run the MCP server on stdio, or over HTTP")
+    serve.add_argument("--http", metavar="HOST:PORT", help="streamable HTTP instead of stdio; the path is /mcp")
+    _add_workspace(serve)
+
+    demo = commands.add_parser("demo", help="run the whole loop on an application, through a real client and server")
+    demo.add_argument("app", nargs="?", default="worldplay", help="the application (default: worldplay)")
+    demo.add_argument("--json", metavar="FILE", type=Path, help="write the table to FILE")
+    demo.add_argument("--workspace", type=Path, default=Path("demo"), help="folder to work in (default: ./demo)")
+    demo.add_argument("--quick", action="store_true", help="one run a variant instead of two")
+
+    call = commands.add_parser("call", help="call one tool of a server started for it; waits for jobs")
+    call.add_argument("tool")
+    call.add_argument("arguments", nargs="?", default="{}", help="JSON object (default: {})")
+    _add_workspace(call)
+
+    commands.add_parser("doctor", help="say what works on this machine and what to install")
+    return parser
+
+
+def _add_workspace(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--workspace", type=Path, default=Path(), help="folder to work in (default: the current one)")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run a command; return the exit status: 0, 2 for wrong usage, 5 for a tool error."""
+    options = build_parser().parse_args(argv)
+    # A folder that happens to hold a `tools/` or `flashrt.py` must not be importable from by accident.
+    sys.path[:] = [entry for entry in sys.path if entry not in {"", os.getcwd()} or entry in _site_paths()]
+    try:
+        if options.command == "serve":
+            from flashrt.mcp_server.server import serve
+
+            return serve(options.workspace, options.http)
+        if options.command == "call":
+            return _call(options.tool, options.arguments, options.workspace)
+        if options.command == "doctor":
+            from flashrt.mcp_server.doctor import run_doctor
+
+            return run_doctor()
+        from flashrt.mcp_server.demo import run_demo
+
+        return run_demo(options.app, options.workspace, options.json, quick=options.quick)
+    except FlashrtError as error:
+        print(f"flashrt {options.command}: {error}", file=sys.stderr)
+        return EXIT_USAGE
+    except KeyboardInterrupt:
+        return 130
+
+
+def _site_paths() -> set[str]:
+    import site
+
+    return {*site.getsitepackages(), site.getusersitepackages()}
+
+
+def _call(tool: str, text: str, workspace: Path) -> int:
+    import anyio
+
+    try:
+        arguments = json.loads(text)
+    except ValueError as error:
+        print(f"flashrt call: the arguments are no JSON: {error}; write them as '{{\"name\": value}}'", file=sys.stderr)
+        return EXIT_USAGE
+    if not isinstance(arguments, dict):
+        print("flashrt call: the arguments are no JSON object; write '{\"name\": value}'", file=sys.stderr)
+        return EXIT_USAGE
+    if not workspace.is_dir():
+        print(f"flashrt call: --workspace: expected a folder that exists, got '{workspace}'; create it first",
+              file=sys.stderr)  # fmt: skip
+        return EXIT_USAGE
+
+    async def run() -> int:
+        from flashrt.mcp_server.client import started_server
+
+        async with started_server(workspace) as caller:
+            answer = await caller.call(tool, arguments)
+        print(json.dumps(dict(answer.record), indent=2))
+        if not answer.ok:
+            print(answer.text, file=sys.stderr)
+        return 0 if answer.ok else EXIT_TOOL_ERROR
+
+    return anyio.run(run)

@@ -1,0 +1,68 @@
+"""``flashrt doctor``: what works on this machine, and what to install."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shutil
+from importlib.metadata import PackageNotFoundError, version
+
+from rich.console import Console
+from rich.table import Table
+
+# package, module, what it is for, how to get it
+PACKAGES: tuple[tuple[str, str, str, str], ...] = (
+    ("mcp", "mcp", "the server", "pip install flashrt"),
+    ("torch", "torch", "tensors in operations and systems", "pip install torch"),
+    ("diffusers", "diffusers", "the shipped applications", "pip install 'flashrt[apps]'"),
+    ("transformers", "transformers", "the shipped applications", "pip install 'flashrt[apps]'"),
+    ("nvidia-ml-py", "pynvml", "inventory of NVIDIA GPUs", "pip install flashrt"),
+    ("amdsmi", "amdsmi", "inventory of AMD GPUs", "install ROCm's amdsmi, on AMD hosts only"),
+)
+
+
+def run_doctor() -> int:
+    """Print the findings; return 0 when the shipped demonstration can run, else 1."""
+    from flashrt import gpu
+
+    console = Console()
+    console.print(_packages())
+    inventory = gpu.inventory()
+    devices = Table(title="devices", title_justify="left")
+    for column in ("device", "kind", "name", "memory"):
+        devices.add_column(column)
+    for device in inventory.devices:
+        memory = f"{device.memory_total_bytes / 2**30:.1f} GiB" if device.memory_total_bytes else ""
+        devices.add_row(device.uuid, device.kind, device.name, memory)
+    console.print(devices)
+    for note in inventory.notes:
+        console.print(f"- {note}")
+    console.print(_host())
+    able = all(importlib.util.find_spec(module) for _, module, _, _ in PACKAGES[:4])
+    console.print("`flashrt demo worldplay` can run here." if able else "Install what is missing for `flashrt demo`.")
+    return 0 if able else 1
+
+
+def _packages() -> Table:
+    table = Table(title="packages", title_justify="left")
+    for column in ("package", "version", "for", "to install"):
+        table.add_column(column)
+    for package, module, purpose, remedy in PACKAGES:
+        try:
+            found = version(package) if importlib.util.find_spec(module) else ""
+        except PackageNotFoundError:
+            found = "?"
+        table.add_row(package, found or "[yellow]absent[/]", purpose, "" if found else remedy)
+    return table
+
+
+def _host() -> Table:
+    table = Table(title="host", title_justify="left")
+    table.add_column("what")
+    table.add_column("here")
+    shared = shutil.disk_usage("/dev/shm") if os.path.isdir("/dev/shm") else None
+    table.add_row("cores that may be used", str(len(os.sched_getaffinity(0))))
+    table.add_row("shared memory", f"{shared.free / 2**30:.1f} GiB free" if shared else "no /dev/shm")
+    table.add_row("transport between stages", "Unix sockets between the workers of a deployment")
+    table.add_row("git (isolated variants as worktrees)", shutil.which("git") or "absent: folders are copied")
+    return table

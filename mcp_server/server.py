@@ -1,0 +1,208 @@
+"""The MCP server: the table of tools over stdio or HTTP, with errors that an agent can act on."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import signal
+import sys
+import uuid
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import anyio
+from mcp.server import MCPServer
+from mcp.server.mcpserver import Context
+from mcp_types import CallToolResult, TextContent, ToolAnnotations
+from pydantic import ValidationError
+
+from flashrt import __version__
+from flashrt.errors import Finding, FlashrtError, InputError, ResourceMissingError, listed, nearest
+from flashrt.mcp_server.tools import TABLE, Tool, Tools, unknown_argument
+from flashrt.mcp_server.workspace import Workspace
+
+LOG = logging.getLogger("flashrt")
+ANSWER_WITHIN_S = 2.0
+POLL_S = 0.25
+MAX_TEXT = 6000
+
+INSTRUCTIONS = """FlashRT deploys real-time multimodal applications on many devices, step by step, with proofs.
+The loop: ir_build (write the application as a program document) -> ir_interpret with the reference as baseline
+(prove it) -> profile_measure -> analyze with seed_queue -> then for each variant: variant_next, implement it in its
+folder, equivalence_check against the reference, bench_run, variant_update. Stop when variant_list says may_stop.
+gpu_acquire before measuring, gpu_release at the end. Arguments take paths inside the workspace or ids that earlier
+calls returned. Jobs answer with an id: call job_wait until the state is final. Every error says what to change and
+what to call next."""
+
+
+class FlashrtServer(MCPServer[Any]):
+    """An MCP server that refuses unknown arguments by name and returns every finding as text and as data."""
+
+    def __init__(self, workspace: Workspace) -> None:
+        super().__init__("flashrt", instructions=INSTRUCTIONS, version=__version__, log_level="WARNING")
+        self.flashrt_tools = Tools(workspace)
+        self.table = {tool.name: tool for tool in TABLE}
+        for tool in TABLE:
+            self.add_tool(
+                getattr(self.flashrt_tools, tool.name),
+                name=tool.name,
+                description=tool.description,
+                structured_output=False,
+                annotations=ToolAnnotations(
+                    read_only_hint=tool.read_only,
+                    destructive_hint=tool.destructive,
+                    open_world_hint=False,
+                ),
+            )
+
+    async def call_tool(
+        self, name: str, arguments: dict[str, Any], context: Context[Any, Any] | None = None
+    ) -> CallToolResult:
+        """Call a tool; failures are results with text and findings, never protocol errors."""
+        tool = self.table.get(name)
+        if tool is None:
+            finding = Finding(
+                f"tool '{name}'", f"one of {listed(self.table, 30)}", "no such tool", "call one of them",
+                rule="unknown-tool", nearest=nearest(name, self.table),
+            )  # fmt: skip
+            return failure(InputError(finding))
+        try:
+            result = await self._answer(tool, arguments, context)
+        except FlashrtError as error:
+            return failure(error)
+        except Exception:
+            fault = uuid.uuid4().hex[:8]
+            LOG.exception("fault %s in tool %s", fault, name)
+            return failure(FlashrtError(f"tool '{name}' failed inside FlashRT; the server's log has it under {fault}"))
+        return success(result)
+
+    async def _answer(self, tool: Tool, arguments: dict[str, Any], context: Context[Any, Any] | None) -> dict[str, Any]:
+        info = self._tool_manager.get_tool(tool.name)
+        assert info is not None, "every row of the table is registered"
+        valid = list(info.parameters.get("properties", {}))
+        unknown = [unknown_argument(tool.name, name, valid) for name in arguments if name not in valid]
+        try:
+            checked = info.fn_metadata.validate_arguments(arguments)
+        except ValidationError as error:
+            raise InputError([*unknown, *_argument_findings(tool.name, error)]) from None
+        if unknown:
+            raise InputError(unknown)
+        if tool.name == "job_wait":
+            return await self._wait(str(checked["job"]), float(checked["wait_s"]), context)
+        function = getattr(self.flashrt_tools, tool.name)
+        found: dict[str, Any] = await anyio.to_thread.run_sync(lambda: function(**checked))
+        if not tool.job:
+            return found
+        given = {name: value for name, value in checked.items() if value is not None}
+        return await self._start_job(tool.name, given, context)
+
+    async def _start_job(
+        self, name: str, arguments: dict[str, Any], context: Context[Any, Any] | None
+    ) -> dict[str, Any]:
+        from flashrt.mcp_server.jobs import start_job
+
+        root = self.flashrt_tools.workspace.root
+        job = await anyio.to_thread.run_sync(lambda: start_job(root, name, arguments))
+        return await self._wait(job, ANSWER_WITHIN_S, context)
+
+    async def _wait(self, job: str, wait_s: float, context: Context[Any, Any] | None) -> dict[str, Any]:
+        """Wait for a job in short steps, sending progress while the client waits."""
+        from flashrt.mcp_server.jobs import wait_job
+
+        root = self.flashrt_tools.workspace.root
+        deadline = anyio.current_time() + wait_s
+        said = -1.0
+        while True:
+            left = max(min(POLL_S, deadline - anyio.current_time()), 0.0)
+            found = await anyio.to_thread.run_sync(lambda left=left: wait_job(root, job, left))  # type: ignore[misc]
+            if context is not None and found.progress > said:
+                said = found.progress
+                await context.report_progress(found.progress, 1.0, found.message or found.state)
+            if found.is_final or anyio.current_time() >= deadline:
+                record: dict[str, Any] = found.as_dict()
+                return record
+
+
+def _argument_findings(tool: str, error: ValidationError) -> list[Finding]:
+    findings = []
+    for item in error.errors(include_url=False):
+        name = ".".join(str(step) for step in item["loc"])
+        got = "nothing" if item["type"] == "missing" else repr(item.get("input"))[:80]
+        findings.append(
+            Finding(f"{tool}, argument '{name}'", item["msg"], got, "correct it and call again", rule=item["type"])
+        )
+    return findings
+
+
+def success(result: Mapping[str, Any]) -> CallToolResult:
+    """Return a result as data, and as compact text for clients that show only text."""
+    record = json.loads(json.dumps({"ok": True, **result}, default=str))
+    text = record["text"] if isinstance(record.get("text"), str) else json.dumps(record, separators=(",", ":"))
+    if len(text) > MAX_TEXT:
+        text = text[:MAX_TEXT] + "… (cut; the structured result is whole)"
+    return CallToolResult(content=[TextContent(type="text", text=text)], structured_content=record)
+
+
+def failure(error: FlashrtError) -> CallToolResult:
+    """Return an error as text the agent can act on, with its findings as data."""
+    record: dict[str, Any] = {
+        "ok": False,
+        "error": str(error),
+        "diagnostics": [finding.as_dict() for finding in error.findings],
+    }
+    if isinstance(error, ResourceMissingError):
+        record |= {"holders": list(error.holders), "retry_after_s": error.retry_after_s}
+    return CallToolResult(content=[TextContent(type="text", text=str(error))], structured_content=record, is_error=True)
+
+
+def serve(root: Path, http: str | None = None) -> int:
+    """Run the server until its input closes or a signal comes; return the exit status.
+
+    Parameters
+    ----------
+    http
+        ``HOST:PORT`` for streamable HTTP; None: stdio.
+    """
+    logging.basicConfig(stream=sys.stderr, level=logging.WARNING)
+    server = FlashrtServer(Workspace(root))
+    anyio.run(_serve_until_signal, server, http)
+    sys.stderr.flush()
+    # A thread may still block on standard input; nothing of ours is left to clean up after this point.
+    os._exit(0)
+
+
+async def _serve_until_signal(server: FlashrtServer, http: str | None) -> None:
+    async with anyio.create_task_group() as group:
+
+        async def watch() -> None:
+            with anyio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
+                async for _ in signals:
+                    # Standard input cannot be interrupted, so waiting for its reader would outlast the two seconds
+                    # that a client grants: jobs and keepers run in processes of their own and need no farewell.
+                    os._exit(0)
+
+        group.start_soon(watch)
+        if http is None:
+            await server.run_stdio_async()
+        else:
+            host, port = split_address(http)
+            await server.run_streamable_http_async(host=host, port=port)
+        group.cancel_scope.cancel()
+
+
+def split_address(text: str) -> tuple[str, int]:
+    """Return host and port of ``HOST:PORT``.
+
+    Raises
+    ------
+    InputError
+        It is no such address.
+    """
+    host, _, port = text.rpartition(":")
+    if not port.isdigit() or not 0 < int(port) < 65536:
+        raise InputError(
+            Finding("option --http", "HOST:PORT, such as 127.0.0.1:8765", f"'{text}'", "correct it and start again")
+        )
+    return host.strip("[]") or "127.0.0.1", int(port)

@@ -1,0 +1,407 @@
+"""The tools, in one table: what each takes and what it returns. Thin: the work is in the library."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+from flashrt.errors import Finding, InputError, input_error, listed
+from flashrt.mcp_server.workspace import Workspace
+
+ProgramArgument = Annotated[str, Field(description="Id from ir_build (prog-…), or path of a program document")]
+SystemArgument = Annotated[
+    str,
+    Field(description="file.py:function, a program or deployment document, or an id of one; paths in the workspace"),
+]
+InputsArgument = Annotated[
+    str, Field(description="file.py:function, called as function(seed, count), yielding {input: value}; or a recording")
+]
+DevicesArgument = Annotated[
+    str | list[str] | None, Field(description="A lease id from gpu_acquire, or names such as cpu-0, cuda:0")
+]
+TimeoutArgument = Annotated[float | None, Field(gt=0, description="Silence after which a system counts as hanging, s")]
+ConfigArgument = Annotated[dict[str, Any] | None, Field(description="The application's own options")]
+
+
+@dataclass(frozen=True)
+class Tool:
+    """One row of the table.
+
+    Attributes
+    ----------
+    job
+        Whether it runs as a job: detached, with progress, waited for with ``job_wait``.
+    """
+
+    name: str
+    description: str
+    read_only: bool = False
+    destructive: bool = False
+    job: bool = False
+
+
+TABLE: tuple[Tool, ...] = (
+    Tool(
+        "ir_build",
+        "Check a program document (path) or an inline program and return its id. Reports every finding at once with "
+        "the repair. First step of the loop.",
+    ),
+    Tool("ir_show", "Show a program: summary text, its JSON, Mermaid source, or the path of an SVG drawing.", True),
+    Tool(
+        "ir_interpret",
+        "Run a program sequentially over inputs; with a baseline, prove every output equal to it. Job.",
+        job=True,
+    ),
+    Tool(
+        "analyze",
+        "Dependencies, parallel groups, streaming edges and candidates (every transformation with its legality). With "
+        "profile and deployment: exact period, offset and latency with critical cycle and path. seed_queue fills the "
+        "variant queue with the candidates.",
+    ),
+    Tool(
+        "profile_measure",
+        "Measure every operation of a program on one device and write a profile document. Job.",
+        job=True,
+    ),
+    Tool(
+        "equivalence_check",
+        "Drive baseline and candidate with the same hidden inputs, compare every output element by element, and name "
+        "the first difference. Job.",
+        job=True,
+    ),
+    Tool(
+        "bench_run",
+        "Benchmark a system through its own input and output buffers: single_stream, realtime (open loop, one batch a "
+        "period) or max_rate (the smallest period with a finite offset). Job.",
+        job=True,
+    ),
+    Tool("bench_compare", "Ratios between finished runs with intervals; says when a difference is noise.", True),
+    Tool("gpu_status", "Devices, topology, leases with their holders, foreign processes.", True),
+    Tool("gpu_acquire", "Lease devices, all or none; says who holds what and when to retry when they are busy."),
+    Tool("gpu_release", "Give a lease back.", destructive=True),
+    Tool(
+        "variant_add",
+        "Queue a variant: a hypothesis with the transformation, the bottleneck it attacks and why it is legal. Makes "
+        "an isolated folder to implement it in.",
+    ),
+    Tool("variant_next", "Claim the highest-ranked pending variant."),
+    Tool(
+        "variant_update",
+        "Decide a variant: measured (needs a passed equivalence check and a valid run of the same system) or removed "
+        "(needs a reason); re-rank others with ranks.",
+    ),
+    Tool("variant_list", "All variants with lineage; may_stop, and what still stands in its way.", True),
+    Tool("job_wait", "Wait up to wait_s for a job: state, progress, result or error.", True),
+    Tool("job_cancel", "End a job and every process it started.", destructive=True),
+)
+
+
+class Tools:
+    """The tools' functions, bound to one workspace; each returns a JSON-ready mapping."""
+
+    def __init__(self, workspace: Workspace) -> None:
+        self.workspace = workspace
+
+    def ir_build(
+        self,
+        document: Annotated[str | None, Field(description="Path of the program document in the workspace")] = None,
+        program: Annotated[dict[str, Any] | None, Field(description="The program itself, inline")] = None,
+    ) -> dict[str, Any]:
+        """Check a program and keep it under its id."""
+        import json
+
+        from flashrt.bench.systems import find_file
+        from flashrt.ir.build import build, build_file
+
+        if (document is None) == (program is None):
+            raise input_error(
+                "ir_build", "exactly one of 'document' and 'program'", "both" if document else "neither", "name one"
+            )
+        if document is not None:
+            path = find_file(self.workspace.root, document, "argument 'document'")
+            built = build_file(path)
+        else:
+            assert program is not None, "one of the two is given"
+            built = build(program, self.workspace.root)
+            path = self.workspace.folder("programs") / f"{built.id}.json"
+            path.write_text(json.dumps(program, indent=1))
+        folder = self.workspace.relative(built.folder)
+        self.workspace.store.put_record("program", built.id, {"name": built.program.name, "folder": folder}, path)
+        return {
+            "program": built.id,
+            "name": built.program.name,
+            "diagnostics": [finding.as_dict() for finding in built.findings],
+            "counts": built.counts(),
+            "operations": [operation.path for operation in built.flat.operations],
+        }
+
+    def ir_show(
+        self,
+        program: ProgramArgument,
+        view: Literal["summary", "json", "mermaid", "svg"] = "summary",
+    ) -> dict[str, Any]:
+        """Render a program."""
+        from flashrt.ir import dump, summarize, to_mermaid, to_svg
+
+        built = self.workspace.program(program)
+        if view == "svg":
+            path = self.workspace.folder("programs") / f"{built.id}.svg"
+            path.write_text(to_svg(built.program))
+            return {"view": view, "path": self.workspace.relative(path)}
+        if view == "json":
+            return {"view": view, "document": dump(built.program)}
+        text = summarize(built) if view == "summary" else to_mermaid(built.program)
+        return {"view": view, "text": text}
+
+    def analyze(
+        self,
+        program: ProgramArgument,
+        profile: Annotated[str | None, Field(description="Profile document or id")] = None,
+        deployment: Annotated[str | None, Field(description="Deployment document or id")] = None,
+        seed_queue: Annotated[bool, Field(description="Put the candidates into the variant queue")] = False,
+    ) -> dict[str, Any]:
+        """Analyse a program, and with profile and deployment what that deployment does."""
+        from flashrt.analysis import analyze_program, read_deployment, read_profile
+        from flashrt.variants.queue import VariantQueue
+
+        built = self.workspace.program(program)
+        times = placed = None
+        if profile is not None:
+            times = read_profile(self.workspace.document(profile, "profile", "argument 'profile'")[0], built)
+        if deployment is not None:
+            document, path = self.workspace.document(deployment, "deployment", "argument 'deployment'")
+            placed = read_deployment(path if path.is_file() else document, built)
+        result = analyze_program(built, times, placed)
+        if seed_queue:
+            candidates = [self._rooted(candidate, program, built) for candidate in result["candidates"]]
+            result["seeded"] = VariantQueue(self.workspace.store).seed(candidates).as_dict()
+        return {"program": built.id, **result}
+
+    def _rooted(self, candidate: Mapping[str, Any], program: str, built: Any) -> dict[str, Any]:
+        """Name the program document in a candidate's deployment, so that its variant can be run as it stands."""
+        deployment = candidate.get("deployment")
+        if deployment is None:
+            return dict(candidate)
+        found = self.workspace.find_id(program)
+        path = self.workspace.relative(found.path) if found else program
+        return {**candidate, "deployment": {"schema": "flashrt/deployment@1", **deployment, "program": path}}
+
+    def bench_compare(
+        self,
+        runs: Annotated[list[str], Field(min_length=2, description="Run ids; the first is the baseline")],
+    ) -> dict[str, Any]:
+        """Compare finished runs."""
+        from flashrt.bench.compare import compare_runs
+
+        records = [self.workspace.store.get_record("run", run).payload for run in runs]
+        return compare_runs(records)
+
+    def gpu_status(self) -> dict[str, Any]:
+        """Report devices and leases."""
+        from flashrt import gpu
+
+        return gpu.status()
+
+    def gpu_acquire(
+        self,
+        count: Annotated[int, Field(description="How many devices")],
+        holder: Annotated[str, Field(description="Who holds them: a name others can read")],
+        ttl_s: Annotated[float, Field(description="The lease ends after this time unless renewed")] = 600,
+        min_free_bytes: Annotated[int, Field(description="Memory that must be free on each device")] = 0,
+        same_island: Annotated[bool, Field(description="Only devices joined by fast links")] = False,
+        kind: Annotated[
+            Literal["cuda", "rocm", "cpu", "emulated"] | None, Field(description="Default: the best there is")
+        ] = None,
+        purpose: str = "",
+    ) -> dict[str, Any]:
+        """Lease devices."""
+        from flashrt import gpu
+
+        lease = gpu.acquire(
+            count, holder, kind=kind, ttl_s=ttl_s, min_free_bytes=min_free_bytes, same_island=same_island,
+            purpose=purpose,
+        )  # fmt: skip
+        return lease.as_dict()
+
+    def gpu_release(self, lease: Annotated[str, Field(description="Lease id from gpu_acquire")]) -> dict[str, Any]:
+        """Give a lease back."""
+        from flashrt import gpu
+
+        released = gpu.release(lease)
+        return {"released": released.lease, "devices": list(released.uuids)}
+
+    def variant_add(
+        self,
+        hypothesis: Annotated[str, Field(description="What will get better, and why")],
+        transformation: Annotated[str, Field(description="Which transformation, such as disaggregate dit|vae")],
+        bottleneck: Annotated[str, Field(description="Which cycle or path it attacks")],
+        legality: Annotated[str, Field(description="Why results stay the same")],
+        system: Annotated[str | None, Field(description="The variant's system, when it exists already")] = None,
+        parent: Annotated[str | None, Field(description="The variant it builds on")] = None,
+        expected: Annotated[dict[str, Any] | None, Field(description="Such as {rate_ratio: 1.4}")] = None,
+    ) -> dict[str, Any]:
+        """Queue a variant."""
+        return self._queue().add(
+            hypothesis, transformation, bottleneck, legality, system=system, parent=parent, expected=expected
+        ).as_dict()  # fmt: skip
+
+    def variant_next(self) -> dict[str, Any]:
+        """Claim a variant."""
+        result: dict[str, Any] = self._queue().next().as_dict()
+        return result
+
+    def variant_update(
+        self,
+        variant: str,
+        state: Annotated[
+            Literal["measured", "removed", "pending"],
+            Field(description="pending gives a claim back, or re-opens with a reason"),
+        ],
+        equivalence: Annotated[str | None, Field(description="Id of a passed equivalence check")] = None,
+        run: Annotated[str | None, Field(description="Id of a valid run of the same system")] = None,
+        reason: Annotated[str | None, Field(description="Why it is removed")] = None,
+        ranks: Annotated[dict[str, float] | None, Field(description="New ranks of pending variants")] = None,
+        system: Annotated[str | None, Field(description="The variant's system, if it was not said")] = None,
+    ) -> dict[str, Any]:
+        """Decide a variant."""
+        return self._queue().update(
+            variant, state, equivalence=equivalence, run=run, reason=reason, ranks=ranks, system=system
+        ).as_dict()  # fmt: skip
+
+    def variant_list(self) -> dict[str, Any]:
+        """List variants."""
+        result: dict[str, Any] = self._queue().list().as_dict()
+        return result
+
+    def _queue(self) -> Any:
+        from flashrt.variants.queue import VariantQueue
+
+        return VariantQueue(self.workspace.store)
+
+    # Jobs: the signature is the tool's; `flashrt.mcp_server.work` has the function of the same name.
+
+    def ir_interpret(
+        self,
+        program: ProgramArgument,
+        inputs: InputsArgument,
+        baseline: Annotated[str | None, Field(description="System to prove it equal to")] = None,
+        count: Annotated[int, Field(ge=1, le=4096, description="Batches")] = 8,
+        devices: DevicesArgument = None,
+        timeout_s: TimeoutArgument = None,
+    ) -> dict[str, Any]:
+        """Refuse wrong arguments before a job is started."""
+        self.workspace.program(program)
+        return self._check_systems(baseline=baseline, inputs=inputs)
+
+    def profile_measure(
+        self,
+        program: ProgramArgument,
+        inputs: InputsArgument,
+        devices: DevicesArgument = None,
+        degrees: Annotated[list[int] | None, Field(description="Only [1] so far")] = None,
+        count: Annotated[int, Field(ge=3, le=4096, description="Batches")] = 16,
+        timeout_s: TimeoutArgument = None,
+    ) -> dict[str, Any]:
+        """Refuse wrong arguments before a job is started."""
+        self.workspace.program(program)
+        return self._check_systems(inputs=inputs)
+
+    def equivalence_check(
+        self,
+        baseline: SystemArgument,
+        candidate: SystemArgument,
+        inputs: InputsArgument,
+        tolerance: Annotated[
+            str | float | dict[str, Any] | None, Field(description="bit (default), numeric, or a relative error")
+        ] = None,
+        runs: Annotated[int, Field(ge=1, le=100, description="Repeats with new hidden inputs")] = 1,
+        count: Annotated[int, Field(ge=1, le=4096, description="Batches; drift shows over 8 or more")] = 8,
+        devices: DevicesArgument = None,
+        config: ConfigArgument = None,
+        timeout_s: TimeoutArgument = None,
+    ) -> dict[str, Any]:
+        """Refuse wrong arguments before a job is started."""
+        from flashrt.bench.equality import Tolerance
+
+        Tolerance.parse(tolerance)
+        return self._check_systems(baseline=baseline, candidate=candidate, inputs=inputs)
+
+    def bench_run(
+        self,
+        system: SystemArgument,
+        inputs: InputsArgument,
+        scenario: Literal["single_stream", "realtime", "max_rate"] = "single_stream",
+        devices: DevicesArgument = None,
+        duration_s: Annotated[float, Field(gt=0, le=3600, description="Measured time of each run")] = 8,
+        runs: Annotated[int, Field(ge=1, le=100, description="Process restarts; intervals want 5")] = 3,
+        period_ms: Annotated[float | None, Field(gt=0, description="realtime: the batch period")] = None,
+        elements_per_batch: Annotated[
+            dict[str, float] | None, Field(description="What each output owes for a batch; found when absent")
+        ] = None,
+        warmup: Annotated[int, Field(ge=0, le=1000, description="Batches before measuring")] = 3,
+        config: ConfigArgument = None,
+        timeout_s: TimeoutArgument = None,
+    ) -> dict[str, Any]:
+        """Refuse wrong arguments before a job is started."""
+        return self._check_systems(system=system, inputs=inputs)
+
+    def _check_systems(self, *, inputs: str, **systems: str | None) -> dict[str, Any]:
+        """Resolve every reference, so that mistakes come back at once, all of them, without a job."""
+        from flashrt.bench.record import SUFFIX
+        from flashrt.bench.systems import find_file, resolve_system, split_function
+
+        findings: list[Finding] = []
+        for name, reference in systems.items():
+            if reference is not None:
+                findings += _findings_of(
+                    lambda name=name, reference=reference: resolve_system(  # type: ignore[misc]
+                        reference, self.workspace.root, f"argument '{name}'", self.workspace.find_id
+                    )
+                )
+        where = "argument 'inputs'"
+        if inputs.endswith(SUFFIX):
+            findings += _findings_of(lambda: find_file(self.workspace.root, inputs, where))
+        else:
+            findings += _findings_of(
+                lambda: find_file(self.workspace.root, split_function(inputs, where, "inputs.py:batches")[0], where)
+            )
+        if findings:
+            raise InputError(findings)
+        return {}
+
+    def job_wait(
+        self,
+        job: Annotated[str, Field(description="Job id")],
+        wait_s: Annotated[float, Field(ge=0, le=25, description="How long to wait")] = 20,
+    ) -> dict[str, Any]:
+        """Wait for a job."""
+        from flashrt.mcp_server.jobs import wait_job
+
+        return wait_job(self.workspace.root, job, wait_s).as_dict()
+
+    def job_cancel(self, job: Annotated[str, Field(description="Job id")]) -> dict[str, Any]:
+        """Cancel a job."""
+        from flashrt.mcp_server.jobs import cancel_job
+
+        return cancel_job(self.workspace.root, job).as_dict()
+
+
+def _findings_of(call: Callable[[], object]) -> list[Finding]:
+    try:
+        call()
+    except InputError as error:
+        return list(error.findings) or [Finding("arguments", "valid references", str(error), "correct them")]
+    return []
+
+
+def unknown_argument(tool: str, name: str, valid: list[str]) -> Finding:
+    """Return the finding for an argument that a tool does not have."""
+    from flashrt.errors import nearest
+
+    return Finding(
+        f"{tool}, argument '{name}'", f"one of {listed(valid)}", f"unknown argument '{name}'",
+        "rename or remove it and call again", rule="unknown-argument", nearest=nearest(name, valid),
+    )  # fmt: skip

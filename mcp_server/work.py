@@ -1,0 +1,204 @@
+"""What jobs do: each function runs in a process of its own, detached from the server.
+
+``function(workspace, arguments, progress, folder) -> result``; `folder` is the job's, for logs and artefacts.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from flashrt.errors import input_error, listed
+from flashrt.mcp_server.workspace import Workspace
+from flashrt.variants.store import new_id
+
+Progress = Callable[[float, str], None]
+DEFAULT_TIMEOUT_S = 120.0
+
+
+def ir_interpret(root: Path, arguments: Mapping[str, Any], progress: Progress, folder: Path) -> dict[str, Any]:
+    """Run a program sequentially over inputs; with a baseline, compare every output with it.
+
+    The program runs in a process of its own, as every system does.
+    """
+    from flashrt.bench import CheckSettings, Tolerance, check_equivalence, read_inputs, write_recording
+    from flashrt.bench.check import collect
+    from flashrt.bench.drive import new_seed
+
+    workspace = Workspace(root)
+    system = find_system(workspace, arguments["program"], "argument 'program'", kinds=("program",))
+    count = int(arguments.get("count") or 8)
+    settings = CheckSettings(num_batches=count, devices=device_names(arguments), timeout_s=timeout_s(arguments))
+    progress(0.05, f"interpreting {count} batches")
+    items = read_inputs(arguments["inputs"], root, new_seed(), count)
+    streams = collect(system, items, settings, folder / "program.log")
+    path = folder / "outputs.frec"
+    writes = [
+        {name: values[index] for name, values in streams.values.items() if index < len(values)}
+        for index in range(max((len(values) for values in streams.values.values()), default=0))
+    ]
+    write_recording(path, writes)
+    result: dict[str, Any] = {
+        "program": arguments["program"],
+        "num_batches": len(items),
+        "outputs": workspace.relative(path),
+        "elements": dict(streams.num_elements),
+        "elements_per_batch": {name: total / len(items) for name, total in streams.num_elements.items()},
+        "startup_ms": streams.startup_ms,
+    }
+    if arguments.get("baseline"):
+        baseline = find_system(workspace, arguments["baseline"], "argument 'baseline'")
+        verdict = check_equivalence(
+            baseline, system, arguments["inputs"], root, folder, settings,
+            lambda share, message: progress(0.3 + 0.7 * share, message),
+        )  # fmt: skip
+        result["equality"] = keep_equivalence(workspace, verdict, folder)
+        result["equivalent"] = verdict["equivalent"]
+    elif arguments.get("tolerance") is not None:
+        Tolerance.parse(arguments["tolerance"])
+    return result
+
+
+def equivalence_check(root: Path, arguments: Mapping[str, Any], progress: Progress, folder: Path) -> dict[str, Any]:
+    """Drive baseline and candidate with the same hidden inputs and compare every element."""
+    from flashrt.bench import CheckSettings, Tolerance, check_equivalence
+
+    workspace = Workspace(root)
+    baseline = find_system(workspace, arguments["baseline"], "argument 'baseline'")
+    candidate = find_system(workspace, arguments["candidate"], "argument 'candidate'")
+    settings = CheckSettings(
+        num_batches=int(arguments.get("count") or 8),
+        runs=int(arguments.get("runs") or 1),
+        tolerance=Tolerance.parse(arguments.get("tolerance")),
+        devices=device_names(arguments),
+        config=arguments.get("config"),
+        timeout_s=timeout_s(arguments),
+    )
+    verdict = check_equivalence(baseline, candidate, arguments["inputs"], root, folder, settings, progress)
+    return keep_equivalence(workspace, verdict, folder)
+
+
+def keep_equivalence(workspace: Workspace, verdict: dict[str, Any], folder: Path) -> dict[str, Any]:
+    """Keep a verdict under a new id, and what each system owes for a batch for later runs."""
+    identity = new_id("eq")
+    path = folder / "equivalence.json"
+    record = {"equivalence": identity, **verdict}
+    path.write_text(json.dumps(record, indent=1, default=str))
+    workspace.store.put_record("equivalence", identity, record, path)
+    return record
+
+
+def bench_run(root: Path, arguments: Mapping[str, Any], progress: Progress, folder: Path) -> dict[str, Any]:
+    """Drive a scenario through a system's buffers and measure it."""
+    from flashrt.bench import RunSettings, run_benchmark
+
+    workspace = Workspace(root)
+    system = find_system(workspace, arguments["system"], "argument 'system'")
+    given = {
+        key: arguments[key]
+        for key in ("scenario", "duration_s", "runs", "warmup", "period_ms", "config", "max_batches")
+        if arguments.get(key) is not None
+    }
+    settings = RunSettings(
+        **given,
+        devices=device_names(arguments),
+        elements_per_batch=arguments.get("elements_per_batch") or known_elements(workspace, system),
+        emulated=system.emulated,
+        timeout_s=timeout_s(arguments),
+    )
+    identity = new_id("run")
+    result = run_benchmark(system, arguments["inputs"], root, folder, settings, progress)
+    result = {"run": identity, **result}
+    result["artifacts"] = {name: workspace.relative(Path(path)) for name, path in result["artifacts"].items()}
+    (folder / "result.json").write_text(json.dumps(result, indent=1, default=str))
+    workspace.store.put_record("run", identity, result, folder / "result.json")
+    return result
+
+
+def known_elements(workspace: Workspace, system: Any) -> dict[str, float] | None:
+    """Return what a system owes for a batch, from the newest equivalence check that it took part in."""
+    if system.kind != "code":
+        return None
+    for record in reversed(workspace.store.list_records("equivalence")):
+        if record.payload.get("equivalent") and system.digest in {
+            record.payload[side]["digest"] for side in ("baseline", "candidate")
+        }:
+            found: dict[str, float] = record.payload["elements_per_batch"]
+            return found
+    return None
+
+
+def profile_measure(root: Path, arguments: Mapping[str, Any], progress: Progress, folder: Path) -> dict[str, Any]:
+    """Measure every operation of a program, run sequentially, and write a profile document."""
+    from flashrt.bench.profile import measure_profile
+
+    workspace = Workspace(root)
+    system = find_system(workspace, arguments["program"], "argument 'program'", kinds=("program",))
+    degrees = arguments.get("degrees") or [1]
+    if list(degrees) != [1]:
+        raise input_error(
+            "argument 'degrees'", "[1]: operations are measured on one device", f"{degrees}",
+            "leave it out, and declare other degrees in the profile by hand", rule="degrees",
+        )  # fmt: skip
+    identity = new_id("profile")
+    built = workspace.program(arguments["program"])
+    document = measure_profile(
+        system, built, arguments["inputs"], root, folder, count=int(arguments.get("count") or 16),
+        devices=device_names(arguments), timeout_s=timeout_s(arguments), progress=progress,
+    )  # fmt: skip
+    path = workspace.folder("profiles") / f"{identity}.json"
+    path.write_text(json.dumps(document, indent=1))
+    workspace.store.put_record("profile", identity, {"profile": identity, "program": built.id}, path)
+    return {"profile": identity, "path": workspace.relative(path), "program": built.id, "document": document}
+
+
+def find_system(workspace: Workspace, reference: str, where: str, kinds: Sequence[str] = ()) -> Any:
+    """Return the system that a reference names; `kinds` bounds what it may be."""
+    from flashrt.bench import resolve_system
+
+    system = resolve_system(reference, workspace.root, where, workspace.find_id)
+    if kinds and system.kind not in kinds:
+        raise input_error(where, f"a {' or '.join(kinds)}", f"a {system.kind}", "name another", rule="kind-of-system")
+    return system
+
+
+def device_names(arguments: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return the devices of a call: names, or all devices of a lease.
+
+    Raises
+    ------
+    InputError
+        An ended or unknown lease, or a name that is no device.
+    """
+    given = arguments.get("devices")
+    if not given:
+        return ()
+    if isinstance(given, str) and given.startswith("lease"):
+        from flashrt import gpu
+
+        return tuple(device_name(device.kind, device.index) for device in gpu.lease_devices(given))
+    names = [given] if isinstance(given, str) else list(given)
+    bad = [
+        name
+        for name in names
+        if not isinstance(name, str) or not name.startswith(("cpu-", "cuda:", "rocm:", "emulated-"))
+    ]
+    if bad:
+        raise input_error(
+            "argument 'devices'", "a lease id, or names such as cpu-0, cuda:0, emulated-0", listed(bad),
+            "call gpu_acquire and pass its lease", rule="unknown-device",
+        )  # fmt: skip
+    return tuple(names)
+
+
+def device_name(kind: str, index: int) -> str:
+    """Return how runs call a device: ``cpu-0``, ``cuda:1``, ``emulated-3``."""
+    return f"{kind}:{index}" if kind in {"cuda", "rocm"} else f"{kind}-{index}"
+
+
+def timeout_s(arguments: Mapping[str, Any]) -> float:
+    """Return the silence after which a system counts as hanging."""
+    value = arguments.get("timeout_s")
+    return DEFAULT_TIMEOUT_S if value is None else float(value)

@@ -1,0 +1,88 @@
+"""Comparing finished runs: ratios with intervals, and whether a difference is more than noise."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from flashrt.errors import Finding, InputError
+
+# (metric, whether more is better)
+METRICS: tuple[tuple[str, bool], ...] = (
+    ("fps", True),
+    ("period_ms", False),
+    ("latency_ms.mean", False),
+    ("first_output_ms", False),
+    ("d0_ms", False),
+)
+
+
+def compare_runs(runs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Compare runs with the first: for every metric the ratio, its 95 % interval, and a verdict.
+
+    The interval propagates both runs' own intervals (over process restarts) through the ratio. Without intervals, for
+    want of restarts, the verdict is ``inconclusive``.
+
+    Raises
+    ------
+    InputError
+        Runs of different scenarios, or runs that are not valid.
+    """
+    findings = []
+    first = runs[0]
+    for run in runs:
+        if not run.get("valid"):
+            findings.append(
+                Finding(f"run '{run['run']}'", "a valid run", f"not valid: {'; '.join(run.get('reasons', []))}",
+                        "repeat it with bench_run", rule="invalid-run")
+            )  # fmt: skip
+        if run["scenario"] != first["scenario"]:
+            findings.append(
+                Finding(f"run '{run['run']}'", f"scenario {first['scenario']}", str(run["scenario"]),
+                        "compare runs of one scenario", rule="other-scenario")
+            )  # fmt: skip
+    if findings:
+        raise InputError(findings)
+    return {
+        "baseline": first["run"],
+        "scenario": first["scenario"],
+        "emulated": any(run.get("emulated") for run in runs),
+        "comparisons": [{"run": run["run"], "metrics": _compare(first, run)} for run in runs[1:]],
+    }
+
+
+def _compare(first: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for name, more_is_better in METRICS:
+        base, value = _at(first, name), _at(other, name)
+        if not base or not value:
+            continue
+        ratio = value / base
+        spread = _relative_half_width(first, name), _relative_half_width(other, name)
+        interval = None
+        verdict = "inconclusive"
+        if None not in spread:
+            width = math.hypot(*(part for part in spread if part is not None))
+            interval = [ratio * math.exp(-width), ratio * math.exp(width)]
+            if not interval[0] <= 1 <= interval[1]:
+                verdict = "better" if (ratio > 1) == more_is_better else "worse"
+        found[name] = {"baseline": base, "value": value, "ratio": ratio, "confidence_95": interval, "verdict": verdict}
+    return found
+
+
+def _at(record: Mapping[str, Any], name: str) -> float | None:
+    value: Any = record
+    for step in name.split("."):
+        value = value.get(step) if isinstance(value, Mapping) else None
+    return float(value) if isinstance(value, int | float) else None
+
+
+def _relative_half_width(run: Mapping[str, Any], name: str) -> float | None:
+    interval: Any = run.get("confidence_95")
+    for step in name.split("."):
+        interval = interval.get(step) if isinstance(interval, Mapping) else None
+    value = _at(run, name)
+    if not isinstance(interval, list) or not value:
+        return None
+    return float((interval[1] - interval[0]) / 2 / value)

@@ -1,0 +1,85 @@
+"""Artefacts of a run: a trace for Perfetto and a plot."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from flashrt.bench.drive import Recorder
+from flashrt.bench.metrics import Attribution
+
+
+def write_trace(path: Path, recorder: Recorder, spans: Sequence[Mapping[str, Any]], attribution: Attribution) -> None:
+    """Write the Trace Event format that Perfetto and Chrome open; times in µs from the first item sent."""
+    origin = min(recorder.sent_ns) if recorder.sent_ns else 0
+    events: list[dict[str, Any]] = [
+        {"ph": "M", "pid": 1, "name": "process_name", "args": {"name": "buffers"}},
+        {"ph": "M", "pid": 2, "name": "process_name", "args": {"name": "system"}},
+        {"ph": "M", "pid": 1, "tid": 1, "name": "thread_name", "args": {"name": "inputs"}},
+    ]
+    for batch, sent in enumerate(recorder.sent_ns):
+        events.append({"ph": "i", "pid": 1, "tid": 1, "s": "t", "name": f"batch {batch}", "ts": (sent - origin) / 1e3})
+    for row, line in enumerate(attribution.timelines, start=2):
+        events.append({"ph": "M", "pid": 1, "tid": row, "name": "thread_name", "args": {"name": line.output}})
+        for batch, (due, visible) in enumerate(zip(line.due_ns, line.visible_ns, strict=True)):
+            events.append(
+                {
+                    "ph": "X",
+                    "pid": 1,
+                    "tid": row,
+                    "name": f"batch {batch}",
+                    "ts": (int(due) - origin) / 1e3,
+                    "dur": (int(visible[-1]) - int(due)) / 1e3,
+                    "args": {"first_output_ms": (int(visible[0]) - int(due)) / 1e6},
+                }
+            )
+    rows = {device: index for index, device in enumerate(sorted({str(span["device"]) for span in spans}), start=1)}
+    for device, row in rows.items():
+        events.append({"ph": "M", "pid": 2, "tid": row, "name": "thread_name", "args": {"name": device}})
+    for span in spans:
+        events.append(
+            {
+                "ph": "X",
+                "pid": 2,
+                "tid": rows[str(span["device"])],
+                "name": span["name"],
+                "ts": (span["start_ns"] - origin) / 1e3,
+                "dur": (span["end_ns"] - span["start_ns"]) / 1e3,
+                "args": {"batch": span["batch"]},
+            }
+        )
+    path.write_text(json.dumps({"traceEvents": events, "displayTimeUnit": "ms"}))
+
+
+def write_plot(path: Path, result: Mapping[str, Any], runs: Sequence[tuple[Attribution, int]]) -> None:
+    """Write a PNG: latency over the batches, and the times between completions as a distribution."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, (left, right) = pyplot.subplots(1, 2, figsize=(10, 3.6), layout="constrained")
+    for number, (attribution, start) in enumerate(runs):
+        for line in attribution.timelines:
+            visible, due = line.visible_ns[start:], line.due_ns[start:]
+            if not len(due):
+                continue
+            label = f"{line.output}, run {number + 1}"
+            left.plot((visible[:, -1] - due) / 1e6, marker=".", label=label)
+            gaps = np.sort(np.diff(visible.max(axis=1)) / 1e6)
+            if len(gaps):
+                right.step(gaps, np.linspace(0, 1, len(gaps)), where="post", label=label)
+    left.set(xlabel="batch after warm-up", ylabel="latency (ms)", title="Latency from the intended send time")
+    right.set(xlabel="time between completed batches (ms)", ylabel="share of batches", title="Period")
+    left.set_ylim(bottom=0)
+    if left.lines:
+        left.legend(fontsize=8)
+    state = "valid" if result["valid"] else "NOT VALID"
+    emulated = ", EMULATED devices" if result["emulated"] else ""
+    figure.suptitle(f"{result['system']['reference']}  {result['scenario']}  {state}{emulated}", fontsize=10)
+    figure.savefig(path, dpi=110)
+    pyplot.close(figure)

@@ -1,0 +1,127 @@
+"""A variant counts as measured only with proof: a passed check and a valid run, of one and the same system."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from flashrt.errors import Finding, InputError
+from flashrt.variants.variant import Variant
+
+GetPayload = Callable[[str, str], Mapping[str, Any]]
+
+
+def check_evidence(
+    where: str, variant: Variant, system: str | None, equivalence: object, run: object, get: GetPayload, workspace: Path
+) -> list[Finding]:
+    """Return everything that keeps a variant from being measured; nothing when the proof holds.
+
+    Parameters
+    ----------
+    system
+        The variant's system as said in this update, else as said before; None where it never was.
+    get
+        Returns the payload of a record by kind and id, or raises `InputError`.
+    """
+    findings: list[Finding] = []
+    check = _payload(where, "equivalence", "equivalence_check", equivalence, get, findings)
+    bench = _payload(where, "run", "bench_run", run, get, findings)
+    if check is not None and check.get("equivalent") is not True:
+        why = "; ".join(str(reason) for reason in check.get("reasons") or [])[:600]
+        findings.append(
+            Finding(f"{where}, equivalence '{equivalence}'", "a check that says equivalent: true",
+                    f"equivalent: {_said(check, 'equivalent')}{f' ({why})' if why else ''}",
+                    "correct the variant and call equivalence_check again, or remove it with a reason",
+                    rule="not-equivalent")
+        )  # fmt: skip
+    if bench is not None and bench.get("valid") is not True:
+        why = "; ".join(str(reason) for reason in bench.get("reasons") or [])[:600]
+        findings.append(
+            Finding(f"{where}, run '{run}'", "a run that says valid: true",
+                    f"valid: {_said(bench, 'valid')}{f' ({why})' if why else ''}",
+                    "call bench_run again as the reasons say, or remove the variant with a reason",
+                    rule="invalid-run")
+        )  # fmt: skip
+    checked = _system(where, f"equivalence '{equivalence}'", "candidate", check, findings)
+    baseline = _system(where, f"equivalence '{equivalence}'", "baseline", check, findings)
+    benched = _system(where, f"run '{run}'", "system", bench, findings)
+    if checked and benched and checked["digest"] != benched["digest"]:
+        findings.append(
+            Finding(f"{where}, run '{run}'", f"a run of the system that was checked, {_named(checked)}",
+                    f"a run of {_named(benched)}",
+                    "call equivalence_check and bench_run on the same system, without changing its files in between",
+                    rule="different-systems")
+        )  # fmt: skip
+    for role, one in (("equivalence", checked), ("run", benched)):
+        if one and baseline and one["digest"] == baseline["digest"]:
+            findings.append(
+                Finding(f"{where}, {role}", "a system that differs from the reference",
+                        f"the reference itself, {_named(baseline)}",
+                        "check and run the variant's own system: a reference that equals itself proves nothing",
+                        rule="variant-is-reference")
+            )  # fmt: skip
+    if system and benched and _differs(system, str(benched.get("reference")), variant, workspace):
+        findings.append(
+            Finding(f"{where}, run '{run}'", f"a run of '{system}', the system of {variant.id}",
+                    f"a run of '{benched['reference']}'",
+                    "check and run that system, or pass system= with the one that the variant now is",
+                    rule="other-system")
+        )  # fmt: skip
+    return findings
+
+
+def _payload(
+    where: str, kind: str, maker: str, id: object, get: GetPayload, findings: list[Finding]
+) -> Mapping[str, Any] | None:
+    if not isinstance(id, str) or not id.strip():
+        what = {"equivalence": "a passed equivalence check", "run": "a valid run"}[kind]
+        findings.append(
+            Finding(f"{where}, {kind}", f"the id of {what} of this variant's system",
+                    "nothing" if id is None else repr(id), f"call {maker} and pass the id it returns as {kind}",
+                    rule=f"missing-{kind}")
+        )  # fmt: skip
+        return None
+    try:
+        return get(kind, id)
+    except InputError as error:
+        findings += [Finding(f"{where}, {one.where}", one.expected, one.got, one.fix, one.rule, one.nearest)
+                     for one in error.findings]  # fmt: skip
+        return None
+
+
+def _system(
+    where: str, source: str, key: str, payload: Mapping[str, Any] | None, findings: list[Finding]
+) -> Mapping[str, Any] | None:
+    if payload is None:
+        return None
+    system = payload.get(key)
+    if isinstance(system, Mapping) and isinstance(system.get("digest"), str) and system["digest"]:
+        return system
+    findings.append(
+        Finding(f"{where}, {source}", f"a record that names its {key} by digest", "one without",
+                "make a new record with equivalence_check or bench_run", rule="evidence-without-digest")
+    )  # fmt: skip
+    return None
+
+
+def _named(system: Mapping[str, Any]) -> str:
+    return f"'{system.get('reference')}' (digest {system['digest']})"
+
+
+def _said(payload: Mapping[str, Any], key: str) -> str:
+    return str(payload[key]).lower() if key in payload else "nothing"
+
+
+def _differs(system: str, reference: str, variant: Variant, workspace: Path) -> bool:
+    """Say whether two references to code are certainly not the same; others are told apart by digest only."""
+    if ".py:" not in system or ".py:" not in reference:
+        return False
+    benched = _place(workspace, reference)
+    # A reference relative to the workspace means the same file in the variant's own folder.
+    return benched not in {_place(folder, system) for folder in (workspace, variant.folder) if folder is not None}
+
+
+def _place(folder: Path, reference: str) -> str:
+    return os.path.realpath(os.path.join(folder, reference))
