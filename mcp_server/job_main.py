@@ -166,7 +166,7 @@ def run_job(store: Store, job: str, function: str, arguments: dict[str, Any], to
             cancellation.arm()
             module, _, name = function.partition(":")
             work = getattr(importlib.import_module(module), name)
-            result = work(store.workspace, arguments, progress, folder)
+            result = work(store.workspace, arguments, progress, folder / "files")
             _write_result(folder, result)
         finally:
             cancellation.close()

@@ -34,7 +34,6 @@ POLITE_S = 3.0
 LOG_TAIL_BYTES = 4000
 _KILL_S = 1.5
 _LOOK_S = 0.05
-_OWN_FILES = {"log.txt", "result.json", "result.json.part"}
 
 # Jobs that this process started: each is waited for by a thread, so that none stays a zombie.
 _reapers: dict[int, threading.Thread] = {}
@@ -88,7 +87,7 @@ class Job:
 
 
 def job_folder(workspace: Path, job: str) -> Path:
-    """Return where a job keeps its log, result and artefacts."""
+    """Return where a job keeps its log and result, and in ``files/`` what its work writes."""
     return workspace.resolve() / ".flashrt" / "jobs" / job
 
 
@@ -105,7 +104,7 @@ def start_job(workspace: Path, tool: str, arguments: Mapping[str, Any], *, funct
     store = open_store(workspace)
     job = new_id("job")
     folder = job_folder(store.workspace, job)
-    folder.mkdir(parents=True)
+    (folder / "files").mkdir(parents=True)
     text = json.dumps(dict(arguments))
     with store.writing() as connection:
         connection.execute(
@@ -327,14 +326,13 @@ def _as_job(store: Store, row: sqlite3.Row) -> Job:
 
 
 def _artifacts(store: Store, job: str, result: Mapping[str, Any] | None) -> tuple[str, ...]:
-    """Return what the result names under ``artifacts``, else the files that lie in the job's folder."""
+    """Return what the result names under ``artifacts``, else the files that the work wrote to its folder."""
     named = (result or {}).get("artifacts")
     if isinstance(named, Mapping):
         named = list(named.values())
     if isinstance(named, list):
         return tuple(str(one) for one in named)
-    folder = job_folder(store.workspace, job)
-    files = [path for path in folder.rglob("*") if path.is_file() and path.name not in _OWN_FILES]
+    files = [path for path in (job_folder(store.workspace, job) / "files").rglob("*") if path.is_file()]
     return tuple(sorted(str(path.relative_to(store.workspace)) for path in files))
 
 

@@ -105,7 +105,10 @@ class FlashrtServer(MCPServer[Any]):
 
         root = self.flashrt_tools.workspace.root
         job = await anyio.to_thread.run_sync(lambda: start_job(root, name, arguments))
-        return await self._wait(job, ANSWER_WITHIN_S, context)
+        record = await self._wait(job, ANSWER_WITHIN_S, context)
+        if record["state"] in {"failed", "lost"}:
+            raise InputError(str(record.get("error") or f"job '{job}' is {record['state']}"))
+        return {**(record.get("result") or {}), **record}
 
     async def _wait(self, job: str, wait_s: float, context: Context[Any, Any] | None) -> dict[str, Any]:
         """Wait for a job in short steps, sending progress while the client waits."""

@@ -178,7 +178,7 @@ def _resolve_places(
             )  # fmt: skip
         elif len(groups) > 1:
             findings.append(
-                Finding(where, "one group", f"{listed(patterns)} are equally specific and name {listed(sorted(groups))}",
+                Finding(where, "one group", f"{listed(patterns)}, equally specific, name {listed(sorted(groups))}",
                         f"name the operation by its path; {RETRY}", rule="placed-twice")
             )  # fmt: skip
         elif (group := groups.pop()) in document.groups:

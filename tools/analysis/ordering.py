@@ -153,14 +153,14 @@ class _Search:
         constraints, target = self.constraints, self.best.figures
         arcs = [*constraints.arcs]
         for path in self.paths:
-            last = constraints.last(path)
-            arcs.append(Arc(last, constraints.first[path], constraints.times[last], 1, 0, "device", ""))
+            end = constraints.last(path)
+            arcs.append(Arc(end, constraints.first[path], constraints.times[end], 1, 0, "device", ""))
         for a, b in self.pairs:
             if not (before[b] >> a & 1 or before[a] >> b & 1):
                 continue
             u, v = (a, b) if before[b] >> a & 1 else (b, a)
             first, last = constraints.first, constraints.last
-            ends = last(self.paths[u]), last(self.paths[v])
+            ends = (last(self.paths[u]), last(self.paths[v]))
             arcs.append(Arc(ends[1], first[self.paths[u]], constraints.times[ends[1]], 1, 0, "device", ""))
             if self.streaming[u] != self.streaming[v]:
                 arcs.append(Arc(ends[0], first[self.paths[v]], constraints.times[ends[0]], 0, 0, "device", ""))

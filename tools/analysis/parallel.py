@@ -101,7 +101,10 @@ def judge_stream(built: BuiltProgram, placed: PlacedEdge) -> tuple[bool, str]:
         return False, "it comes from the application's input, which is there as a whole when the batch is ready (R_j)"
     tie = next((found for flow in flows if (found := shared_state(built, flow.source, flow.target))), None)
     if tie is not None:
-        return False, f"both ends use state '{tie.state}' ({tie.source} -> {tie.target}, {tie.kind}): one after the other"
+        return (
+            False,
+            f"both ends use state '{tie.state}' ({tie.source} -> {tie.target}, {tie.kind}): they take turns",
+        )
     opaque = [end for flow in flows for end in (flow.target,) if end != OUTPUT and built.flat.by_path[end].opaque]
     if edge.mode == "blocking" and opaque:
         return False, f"'{opaque[0]}' is opaque: nothing shows that it works chunk by chunk"
@@ -125,7 +128,5 @@ def shared_state(built: BuiltProgram, source: str, target: str) -> Dependency | 
     """Return a state dependency within a batch from `source` to `target`, or None."""
     if source == INPUT or target == OUTPUT:
         return None
-    return next(
-        (d for d in find_dependencies(built.flat) if d.state and d.lam == 0 and (d.source, d.target) == (source, target)),
-        None,
-    )
+    within = [edge for edge in find_dependencies(built.flat) if edge.state and edge.lam == 0]
+    return next((edge for edge in within if (edge.source, edge.target) == (source, target)), None)

@@ -1,4 +1,4 @@
-"""The profile document: milliseconds by operation and degree, transfers between devices, and where the figures came from.
+"""The profile document: milliseconds by operation and degree, transfers between devices, and their provenance.
 
 Nothing is extrapolated: a degree that the profile does not have is an error that names the degrees it has.
 """
@@ -6,6 +6,7 @@ Nothing is extrapolated: a degree that the profile does not have is an error tha
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -175,7 +176,7 @@ class Profile(Frozen):
             )  # fmt: skip
         whole = sum(shares)
         marks = [round(total * (sum(shares[:index]) / whole)) for index in range(num_chunks)] + [total]
-        return [max(0, after - before) for before, after in zip(marks, marks[1:], strict=False)]
+        return [max(0, after - before) for before, after in pairwise(marks)]
 
     def edge_ms(self, source: str, target: str) -> float | None:
         """Return the measured transfer between two operations, or None; the longest matching key counts."""
@@ -267,8 +268,12 @@ def _check_edges(profile: Profile, noun: str) -> Iterable[Finding]:
 def _check_patterns(profile: Profile, built: BuiltProgram, noun: str) -> list[Finding]:
     paths = [operation.path for operation in built.flat.operations]
     findings = []
-    named = [("operations", profile.operations), ("chunks", profile.chunks), ("memory", profile.memory)]
-    for key, patterns in named:
+    named: dict[str, Iterable[str]] = {
+        "operations": profile.operations,
+        "chunks": profile.chunks,
+        "memory": profile.memory,
+    }
+    for key, patterns in named.items():
         for pattern in patterns:
             if not any(matches(pattern, path) for path in paths):
                 findings.append(

@@ -1,4 +1,4 @@
-"""A setting: what a candidate chooses (blocks of operations, degrees, streamed edges), as a deployment and as figures."""
+"""A setting: what a candidate chooses (blocks, degrees, streamed edges), as a deployment and as figures."""
 
 from __future__ import annotations
 
@@ -102,9 +102,7 @@ def cost_of(built: BuiltProgram, profile: Profile, setting: Setting) -> Deployme
         The profile lacks a time that it needs.
     """
     placement = read_deployment(deployment_of(built, setting), built)
-    return evaluate_placement(
-        built, profile, placement, variation=setting.variation, node_limit=CANDIDATE_NODE_LIMIT
-    )
+    return evaluate_placement(built, profile, placement, variation=setting.variation, node_limit=CANDIDATE_NODE_LIMIT)
 
 
 def expectation(cost: DeploymentCost, baseline: DeploymentCost | None) -> dict[str, Any]:

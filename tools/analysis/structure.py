@@ -1,4 +1,4 @@
-"""The document's tree as the analysis needs it: top-level units, repeated graphs, and which operations an edge joins."""
+"""The document's tree as the analysis needs it: top-level units, repeated graphs, edges and who they join."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
 """Recordings: the items of a stream in a file, made by an inputs function in a process of its own.
 
-``python -m flashrt.bench.record FILE.py:FUNCTION SEED COUNT OUT`` is that process: the user's code never runs where
-the verdict is made.
+That process is `flashrt.bench.generate`: the user's code never runs where the verdict is made.
 """
 
 from __future__ import annotations
@@ -9,17 +8,17 @@ from __future__ import annotations
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterable, Mapping, Sequence
-from itertools import islice
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from flashrt.bench.systems import find_file, split_function
-from flashrt.errors import FlashrtError, InputError, input_error
+from flashrt.errors import InputError, input_error
 from flashrt.runtime.wire import read_messages, write_message
 
 SUFFIX = ".frec"
 MAGIC = b"flashrt/recording@1\n"
+EXIT_USER_ERROR = 3
 
 
 def write_recording(path: Path, items: Iterable[Mapping[str, Any]]) -> int:
@@ -96,7 +95,7 @@ def _generate(
             sys.executable,
             "-P",
             "-m",
-            "flashrt.bench.record",
+            "flashrt.bench.generate",
             f"{path}:{function}",
             str(seed),
             str(count),
@@ -114,38 +113,9 @@ def _generate(
             ) from None  # fmt: skip
         if done.returncode != 0 or not out.exists():
             text = done.stderr.strip()[-1500:] or f"exit status {done.returncode}"
-            raise (
-                InputError(text)
-                if done.returncode == 3
-                else input_error(
-                    f"inputs '{reference}'", f"{count} items", text, "correct the function and call again", rule="crash"
-                )
+            if done.returncode == EXIT_USER_ERROR:
+                raise InputError(text)
+            raise input_error(
+                f"inputs '{reference}'", f"{count} items", text, "correct the function and call again", rule="crash"
             )
         return read_recording(out)
-
-
-def main(arguments: Sequence[str]) -> int:
-    """Generate items and write them; exit status 3 when the user's function is at fault."""
-    reference, seed, count, out = arguments
-    file, _, function = reference.rpartition(":")
-    try:
-        from flashrt.ir.execute import load_function, user_error
-
-        generate = load_function(Path(file), function)
-        try:
-            write_recording(Path(out), islice(generate(int(seed), int(count)), int(count)))
-        except FlashrtError:
-            raise
-        except Exception as error:
-            where = f"inputs '{Path(file).name}:{function}'"
-            raise user_error(
-                where, "items {input name: value}", error, "correct the function and call again"
-            ) from error
-    except FlashrtError as error:
-        print(error, file=sys.stderr)
-        return 3
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))

@@ -220,13 +220,14 @@ def run_once(
         spans = [event for event in process.events if event["kind"] == "span"]
         device_bytes = process.usage.get("peak_device_bytes")
     attribution = attribute(recorder)
-    outputs = {line.output: measure(line, start, period_ms) for line in attribution.timelines}
+    lines = attribution.timelines if start < len(recorder.sent_ns) else ()
+    outputs = {line.output: measure(line, start, period_ms) for line in lines}
     problems = [*attribution.problems, *judge(recorder, start, period_ms, outputs, search)]
     metrics = dict(_slowest(outputs)) if outputs else {}
     metrics |= {"startup_ms": startup_ms, "peak_host_bytes": peak, "peak_device_bytes": device_bytes}
     metrics["client_lag_ms"] = _lag_ms(recorder, start)
     metrics |= {f"search_{key}": value for key, value in search.items() if isinstance(value, int | float)}
-    if spans:
+    if spans and start < len(recorder.sent_ns):
         end_ns = max(write.at_ns for write in recorder.written)
         metrics["busy_share"] = busy_shares(spans, recorder.sent_ns[start], end_ns)
     return OneRun(metrics, outputs, problems, recorder, start, spans, attribution)
@@ -277,7 +278,9 @@ def _search_rate(
     """
     first = len(recorder.sent_ns)
     share = settings.duration_s / 3
-    windowed(process, items, per_batch, WINDOW, settings.timeout_s, monotonic_ns() + int(share * 1e9), recorder)
+    # A fast system must not use up its items here: the open-loop part needs most of them.
+    supply = items[: max(len(items) // 4, WINDOW + 3)]
+    windowed(process, supply, per_batch, WINDOW, settings.timeout_s, monotonic_ns() + int(share * 1e9), recorder)
     used = len(recorder.sent_ns) - first
     completions = _completions(recorder, first)
     if len(completions) < 3:
@@ -292,7 +295,8 @@ def _search_rate(
     while True:
         tries += 1
         start = len(recorder.sent_ns)
-        _paced(process, items[used:], per_batch, period_ms, settings, recorder, 2 * share)
+        left = items[used:]
+        _paced(process, left[: max(len(left) // 2, 8)], per_batch, period_ms, settings, recorder, 2 * share)
         used += len(recorder.sent_ns) - start
         drift = _drift_ms(_completions(recorder, start), period_ms)
         enough = len(items) - used > MIN_MEASURED_BATCHES

@@ -159,8 +159,8 @@ class Store:
             other = connection.execute("SELECT kind FROM records WHERE id = ?", (id,)).fetchone()
         raise input_error(
             f"{kind} '{id}'",
-            f"the id of a {kind} in this workspace (known: {listed(ids)})",
-            f"the id of a {other[0]}" if other else "an unknown id",
+            f"the id of {_with_article(kind)} in this workspace (known: {listed(ids)})",
+            f"the id of {_with_article(other[0])}" if other else "an unknown id",
             f"use one of those, or call {MAKERS[kind]}",
             rule=f"unknown-{kind}",
             valid=ids,
@@ -217,6 +217,10 @@ class Store:
 
 def _lost(id: str) -> Record:
     raise AssertionError(f"record '{id}' is read in the transaction that wrote it")
+
+
+def _with_article(kind: str) -> str:
+    return f"an {kind}" if kind[0] in "aeiou" else f"a {kind}"
 
 
 def _require_kind(kind: str) -> None:

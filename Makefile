@@ -1,0 +1,50 @@
+# make demo    the whole loop on the WorldPlay application, on this machine's CPU cores
+# make test    all tests
+# make check   ruff, formatting, strict types
+# make bench   benchmarks: ratios against a peer or a floor measured in the same run
+#
+# On a GPU host choose the torch build yourself:  make demo TORCH=torch==2.13.0
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+# The CPU build, by its own version, so that pip never falls back to gigabytes of CUDA libraries unasked.
+ifeq ($(shell uname -m),x86_64)
+TORCH ?= torch==2.13.0+cpu
+else
+TORCH ?= torch==2.13.0
+endif
+PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet
+export PYTHONDONTWRITEBYTECODE = 1
+
+.PHONY: all setup demo test check bench clean
+all: setup
+setup: $(VENV)/.installed
+
+$(VENV)/.installed: pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	  { echo "FlashRT needs Python 3.11 or newer; say which with: make PYTHON=python3.11"; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+	$(PIP) '$(TORCH)' || { echo "No such torch here. On a GPU host: make TORCH=torch==2.13.0 (CUDA libraries come with it)."; \
+	  echo "Elsewhere point pip at PyTorch's own index of CPU builds, for example with PIP_EXTRA_INDEX_URL."; exit 1; }
+	$(PIP) --constraint constraints.txt --editable '.[apps,dev]'
+	@touch $@
+
+demo: setup
+	$(BIN)/flashrt demo worldplay --json demo.json
+
+test: setup
+	$(BIN)/python -m pytest
+
+check: setup
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	scripts/link_types.sh
+	MYPYPATH=build/types $(BIN)/mypy -p flashrt
+
+bench: setup
+	$(BIN)/python benchmarks/server_start.py
+	$(BIN)/python benchmarks/harness.py
+
+clean:
+	rm -rf $(VENV) build dist demo demo.json *.egg-info

@@ -1,0 +1,306 @@
+"""Real systems in real processes: equal, different, crashing, hanging; and what is left of them."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import pytest
+
+from flashrt.bench import (
+    CheckSettings,
+    RunSettings,
+    Tolerance,
+    check_equivalence,
+    read_inputs,
+    read_recording,
+    resolve_system,
+    run_benchmark,
+    write_recording,
+)
+from flashrt.bench.process import SystemProcess
+from flashrt.errors import InputError
+from tests.conftest import flashrt_processes, wait_until
+
+INPUTS = "inputs.py:batches"
+QUICK = CheckSettings(timeout_s=20, measure_noise=False)
+
+
+def check(toy: Path, candidate: str, settings: CheckSettings = QUICK, inputs: str = INPUTS) -> dict[str, Any]:
+    baseline = resolve_system("reference.py:serve", toy)
+    return check_equivalence(baseline, resolve_system(candidate, toy), inputs, toy, toy, settings)
+
+
+@pytest.mark.parametrize(
+    "candidate",
+    [
+        "program.yaml",
+        "split.yaml",
+        "together.yaml",
+        "variants.py:honest_chunks",
+        "variants.py:honest_reader",
+        "variants.py:prints_a_lot",
+        "variants.py:leaves_a_child",
+    ],
+)
+def test_honest_systems_are_equal_bit_for_bit(toy: Path, candidate: str) -> None:
+    verdict = check(toy, candidate)
+    assert verdict["equivalent"], verdict["reasons"]
+    assert verdict["outputs"]["frames"]["total"] == 8 * 6 * 16
+    assert verdict["elements_per_batch"] == {"frames": 6}
+
+
+@pytest.mark.parametrize(
+    ("candidate", "expected"),
+    [
+        ("variants.py:one_value", "output 'frames' differs first at [32, 1, 3] (batch 5)"),
+        ("variants.py:drops_a_frame", "element 18 (batch 3) is lost"),
+        ("variants.py:repeats_a_frame", "is repeated at 19"),
+        ("variants.py:zeros", "differs first at"),
+        ("variants.py:writes_nothing", "output 'frames': the candidate never writes it"),
+        ("variants.py:other_output", "output 'frame': the baseline has no such output"),
+    ],
+)
+@pytest.mark.parametrize("tolerance", [Tolerance(), Tolerance("numeric")], ids=["bit", "numeric"])
+def test_wrong_outputs_are_refused_by_name_and_position(
+    toy: Path, candidate: str, expected: str, tolerance: Tolerance
+) -> None:
+    verdict = check(toy, candidate, CheckSettings(timeout_s=20, measure_noise=False, tolerance=tolerance))
+    assert not verdict["equivalent"]
+    assert any(expected in reason for reason in verdict["reasons"]), verdict["reasons"]
+
+
+@pytest.mark.parametrize(
+    ("candidate", "rule", "expected"),
+    [
+        ("variants.py:raises", "serve-failed", "boom in batch 2"),
+        ("variants.py:dies", "crash", "SIGKILL"),
+        ("variants.py:never_ready", "hang", "io.ready() within 2 s"),
+        ("variants.py:hangs", "hang", "within 2 s"),
+        ("variants.py:unknown_input", "serve-failed", "did you mean 'actions'"),
+        ("variants.py:unwritable_value", "serve-failed", "output 'frames'"),
+        ("variants.py:not_ready_first", "not-ready", "io.ready() before anything else"),
+        ("variants.py:absent", "load-failed", "no-such-function"),
+        ("variants.py:not_callable", "load-failed", "not_callable"),
+    ],
+)
+def test_a_system_that_fails_is_named_with_what_it_did(toy: Path, candidate: str, rule: str, expected: str) -> None:
+    with pytest.raises(InputError) as caught:
+        check(toy, candidate, CheckSettings(timeout_s=2, measure_noise=False))
+    assert caught.value.findings[0].rule == rule
+    assert f"system '{candidate}'" in str(caught.value)
+    assert expected in str(caught.value) or rule == "load-failed"
+
+
+def test_a_system_that_returns_early_is_not_equal(toy: Path) -> None:
+    assert not check(toy, "variants.py:returns_early")["equivalent"]
+    with pytest.raises(InputError, match="it returned after"):
+        run_benchmark(
+            resolve_system("variants.py:returns_early", toy), INPUTS, toy, toy,
+            RunSettings(runs=1, duration_s=0.2, elements_per_batch={"frames": 6}, timeout_s=20),
+        )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("reference", "expected"),
+    [
+        ("../outside.py:serve", "inside the workspace"),
+        ("/etc/passwd.py:serve", "inside the workspace"),
+        ("absent.py:serve", "existing file"),
+        ("reference.py", "file.py:function"),
+        ("program.txt", "document"),
+        ("profile.yaml", "existing file"),
+    ],
+)
+def test_a_wrong_reference_is_refused_before_anything_starts(toy: Path, reference: str, expected: str) -> None:
+    with pytest.raises(InputError, match=expected):
+        resolve_system(reference, toy)
+
+
+def test_a_link_out_of_the_workspace_is_refused(toy: Path, tmp_path: Path) -> None:
+    (tmp_path / "outside.py").write_text("def serve(io): pass\n")
+    (toy / "link.py").symlink_to(tmp_path / "outside.py")
+    with pytest.raises(InputError, match="inside the workspace"):
+        resolve_system("link.py:serve", toy)
+
+
+def test_the_digest_changes_with_any_code_or_document_beside_it(toy: Path) -> None:
+    first = resolve_system("split.yaml", toy).digest
+    assert resolve_system("split.yaml", toy).digest == first
+    assert resolve_system("together.yaml", toy).digest != first
+    (toy / "toy_ops.py").write_text((toy / "toy_ops.py").read_text() + "\n")
+    assert resolve_system("split.yaml", toy).digest != first
+
+
+@pytest.mark.parametrize("scenario", ["single_stream", "realtime", "max_rate"])
+@pytest.mark.parametrize("system", ["reference.py:serve", "split.yaml"])
+def test_every_scenario_measures_and_leaves_its_artefacts(toy: Path, scenario: str, system: str) -> None:
+    period = 20.0 if scenario == "realtime" else None
+    settings = RunSettings(scenario, duration_s=0.6, runs=2, period_ms=period, timeout_s=30)  # type: ignore[arg-type]
+    result = run_benchmark(resolve_system(system, toy), INPUTS, toy, toy, settings)
+    assert result["fps"] > 0
+    assert result["latency_ms"]["p50"] <= result["latency_ms"]["p99"] <= result["latency_ms"]["max"]
+    assert result["ttfo_ms"] > 0
+    assert result["startup_ms"] > 0
+    assert result["elements_per_batch"] == 6
+    assert (result.get("d0_ms") is not None) == (scenario != "single_stream")
+    assert result["confidence_95"]["fps"][0] <= result["fps"] <= result["confidence_95"]["fps"][1]
+    assert result["emulated"] is False
+    for name in ("result", "samples", "trace", "plot"):
+        assert Path(result["artifacts"][name]).stat().st_size > 0
+    if system == "split.yaml":
+        assert set(result["busy_share"]) == {"drift", "render"}
+
+
+def test_an_offset_below_the_sustainable_period_makes_the_run_invalid(toy: Path) -> None:
+    (toy / "slow.yaml").write_text((toy / "together.yaml").read_text() + "config: {delay_s: 0.02}\n")
+    settings = RunSettings("realtime", duration_s=0.4, runs=1, period_ms=10, timeout_s=30)
+    result = run_benchmark(resolve_system("slow.yaml", toy), INPUTS, toy, toy, settings)
+    assert not result["valid"]
+    assert any("does not sustain" in reason for reason in result["reasons"])
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        (RunSettings("burst"), "scenario"),  # type: ignore[arg-type]
+        (RunSettings(runs=0), "runs"),
+        (RunSettings(duration_s=0), "duration_s"),
+        (RunSettings(period_ms=-1), "period_ms"),
+    ],
+)
+def test_wrong_settings_are_refused(toy: Path, settings: RunSettings, expected: str) -> None:
+    with pytest.raises(InputError, match=expected):
+        run_benchmark(resolve_system("reference.py:serve", toy), INPUTS, toy, toy, settings)
+
+
+def test_a_killed_worker_is_named_with_its_operations(toy: Path) -> None:
+    text = (toy / "toy_ops.py").read_text().replace(
+        '        time.sleep(delay_s)\n        return {"latents"',
+        '        import os\n        os.kill(os.getpid(), 9)\n        return {"latents"',
+    )  # fmt: skip
+    (toy / "toy_ops.py").write_text(text)
+    settings = CheckSettings(timeout_s=20, measure_noise=False)
+    system = resolve_system("split.yaml", toy)
+    with pytest.raises(InputError, match=r"group 'a' \(drift on cpu-0\)"):
+        check_equivalence(system, system, INPUTS, toy, toy, settings)
+
+
+def test_an_operation_that_raises_in_a_worker_is_named(toy: Path) -> None:
+    text = (toy / "toy_ops.py").read_text()
+    (toy / "toy_ops.py").write_text(
+        text.replace("        last = state.get", "        raise KeyError('gone')\n        last = state.get")
+    )
+    system = resolve_system("split.yaml", toy)
+    with pytest.raises(InputError, match=r"operation 'render'.*KeyError.*gone"):
+        check_equivalence(system, system, INPUTS, toy, toy, QUICK)
+
+
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        ({"groups: {a: [0], b: [1]}": "groups: {a: [0], b: [7]}"}, "device numbers below 2"),
+        ({"groups: {a: [0], b: [1]}": "groups: {a: [0], b: [0, 1]}"}, "degree"),
+        ({"place: {drift: a, render: b}": "place: {drift: a}"}, "render"),
+        ({"devices: cpu": "devices: emulated"}, "profile"),
+    ],
+)
+def test_a_deployment_that_does_not_fit_is_refused(toy: Path, change: dict[str, str], expected: str) -> None:
+    text = (toy / "split.yaml").read_text()
+    for old, new in change.items():
+        assert old in text
+        text = text.replace(old, new)
+    (toy / "wrong.yaml").write_text(text)
+    settings = CheckSettings(timeout_s=20, measure_noise=False, devices=("cpu-0", "cpu-1"))
+    with pytest.raises(InputError, match=expected):
+        check(toy, "wrong.yaml", settings)
+
+
+def test_emulated_devices_hold_their_operations_for_the_profiled_time(toy: Path) -> None:
+    (toy / "profile.yaml").write_text(
+        "schema: flashrt/profile@1\ndevice: emulated\nprovenance: declared\n"
+        "operations: {drift: {1: 30}, render: {1: 60}}\n"
+    )
+    (toy / "emulated.yaml").write_text(
+        (toy / "split.yaml").read_text().replace("devices: cpu", "devices: emulated\nprofile: profile.yaml")
+    )
+    system = resolve_system("emulated.yaml", toy)
+    assert system.emulated
+    assert check(toy, "emulated.yaml")["equivalent"]
+    settings = RunSettings("single_stream", duration_s=1.0, runs=1, emulated=True, timeout_s=30)
+    result = run_benchmark(system, INPUTS, toy, toy, settings)
+    assert result["emulated"]
+    assert result["latency_ms"]["p50"] >= 90
+
+
+def test_the_harness_killed_takes_its_systems_with_it(toy: Path) -> None:
+    before = flashrt_processes()
+    code = (
+        "import sys; from pathlib import Path\n"
+        "from flashrt.bench import *\n"
+        f"toy = Path({str(toy)!r})\n"
+        "system = resolve_system('variants.py:hangs', toy)\n"
+        "print('go', flush=True)\n"
+        "check_equivalence(system, system, 'inputs.py:batches', toy, toy, CheckSettings(timeout_s=600))\n"
+    )
+    harness = subprocess.Popen([sys.executable, "-P", "-c", code], stdout=subprocess.PIPE)
+    try:
+        assert harness.stdout is not None
+        harness.stdout.readline()
+        wait_until(lambda: bool(flashrt_processes() - before), "the system to start")
+        os.kill(harness.pid, signal.SIGKILL)
+    finally:
+        harness.wait()
+        assert harness.stdout is not None
+        harness.stdout.close()
+    wait_until(lambda: not flashrt_processes() - before, "the system to end with its harness")
+
+
+def test_a_stray_process_in_another_session_is_ended_with_its_system(toy: Path) -> None:
+    items = read_inputs(INPUTS, toy, 1, 2)
+    system = resolve_system("variants.py:leaves_a_child", toy)
+    with SystemProcess(system, ["actions"], log_path=toy / "log") as process:
+        process.wait_ready(20)
+        process.send(items[0])
+        strays = [p for p in process.members() if p.pid != process.pid]
+        assert strays
+    wait_until(lambda: not any(psutil.pid_exists(p.pid) for p in strays), "the stray to end")
+
+
+def test_inputs_are_the_same_for_a_seed_and_recordings_can_be_used_again(toy: Path) -> None:
+    first, again, other = (read_inputs(INPUTS, toy, seed, 4) for seed in (1, 1, 2))
+    assert np.array_equal(first[3]["actions"], again[3]["actions"])
+    assert not np.array_equal(first[3]["actions"], other[3]["actions"])
+    write_recording(toy / "items.frec", first)
+    assert np.array_equal(read_recording(toy / "items.frec")[2]["actions"], first[2]["actions"])
+    assert check(toy, "program.yaml", inputs="items.frec")["equivalent"]
+
+
+@pytest.mark.parametrize(
+    ("body", "expected"),
+    [
+        ("raise ValueError('no data')", "no data"),
+        ("return []", "at least one item"),
+        ("yield {'a': 1}; yield {'b': 1}", "same input names"),
+        ("import time; time.sleep(600); yield {}", "within 1 s"),
+        ("yield {'a': object()}", "object"),
+        ("import os; os._exit(9)", "exit status 9"),
+    ],
+)
+def test_a_bad_inputs_function_is_named(toy: Path, body: str, expected: str) -> None:
+    (toy / "bad.py").write_text(f"def batches(seed, count):\n    {body}\n")
+    with pytest.raises(InputError, match=expected) as caught:
+        read_inputs("bad.py:batches", toy, 0, 4, timeout_s=1 if "sleep" in body else 30)
+    assert "inputs" in str(caught.value)
+
+
+def test_a_file_that_is_no_recording_is_refused(toy: Path) -> None:
+    (toy / "bad.frec").write_bytes(b"\x00" * 100)
+    with pytest.raises(InputError, match="recording"):
+        read_inputs("bad.frec", toy, 0, 4)

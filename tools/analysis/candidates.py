@@ -1,0 +1,191 @@
+"""Candidates: every transformation of a program and every sensible pair, judged and, with a profile, predicted."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from flashrt.analysis.cost import DeploymentCost
+from flashrt.analysis.profile import Profile
+from flashrt.analysis.settings import (
+    Setting,
+    baseline_setting,
+    deployment_of,
+    expectation,
+    merge_settings,
+    share_of,
+    try_cost,
+)
+from flashrt.analysis.transformations import COMPOSABLE, Proposal, Verdict, propose_all
+from flashrt.ir import OUTPUT, BuiltProgram
+
+MAX_COMPOSITIONS = 64
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """One transformation, or a composition of two, judged against the program and, with a profile, predicted."""
+
+    id: str
+    transformation: str
+    targets: tuple[str, ...]
+    legal: bool
+    legality: str
+    bottleneck: str
+    expected: dict[str, Any] | str
+    """Figures and ratios to the baseline where a profile gives them, else a sentence."""
+    deployment: dict[str, Any] | None
+    """Ready to run, where a deployment document alone expresses the candidate."""
+    program_change: dict[str, Any] | None
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the record that ``analyze`` reports."""
+        record: dict[str, Any] = {
+            "id": self.id, "transformation": self.transformation, "targets": list(self.targets), "legal": self.legal,
+            "legality": self.legality, "bottleneck": self.bottleneck, "expected": self.expected,
+        }  # fmt: skip
+        if self.deployment is not None:
+            record["deployment"] = self.deployment
+        if self.program_change is not None:
+            record["program_change"] = self.program_change
+        return record
+
+
+@dataclass(frozen=True)
+class CandidateList:
+    """All candidates, with the figures that they are compared with."""
+
+    baseline: dict[str, Any] | str
+    """Figures of one sequential block of devices with nothing streamed, or why there are none."""
+    baseline_deployment: dict[str, Any]
+    candidates: tuple[Candidate, ...]
+    num_left_out: int
+    """Compositions beyond `MAX_COMPOSITIONS`, not listed."""
+
+
+def find_candidates(
+    built: BuiltProgram, profile: Profile | None = None, current: DeploymentCost | None = None
+) -> CandidateList:
+    """Return every candidate of the program, legal and illegal.
+
+    Parameters
+    ----------
+    profile
+        Gives the expected figures; where it lacks a time the candidate says which.
+    current
+        The deployment whose critical cycle and path the bottleneck is told from; default: the baseline.
+    """
+    proposals = propose_all(built)
+    plain = baseline_setting(built)
+    base = try_cost(built, profile, plain) if profile is not None else "no profile was given"
+    base_cost = base if isinstance(base, DeploymentCost) else None
+    looked_at = current or base_cost
+    single = [_judge(built, profile, proposal, base_cost, looked_at) for proposal in proposals]
+    seen = {(plain.blocks, plain.degrees, plain.streamed)}
+    seen |= {_key(p.setting) for p in proposals if p.setting is not None and p.verdict.legal and p.needs is None}
+    composed: list[Candidate] = []
+    left_out = 0
+    for proposal in _compose(built, proposals):
+        assert proposal.setting is not None
+        if proposal.needs is None and _key(proposal.setting) in seen:
+            continue
+        seen.add(_key(proposal.setting))
+        if len(composed) >= MAX_COMPOSITIONS:
+            left_out += 1
+            continue
+        composed.append(_judge(built, profile, proposal, base_cost, looked_at))
+    return CandidateList(
+        expectation(base_cost, None) if base_cost else str(base),
+        deployment_of(built, plain),
+        (*single, *composed),
+        left_out,
+    )
+
+
+def _key(setting: Setting) -> tuple[Any, ...]:
+    return (setting.blocks, setting.degrees, setting.streamed)
+
+
+def _judge(
+    built: BuiltProgram,
+    profile: Profile | None,
+    proposal: Proposal,
+    base: DeploymentCost | None,
+    looked_at: DeploymentCost | None,
+) -> Candidate:
+    expected: dict[str, Any] | str = proposal.effect
+    setting = proposal.setting
+    if not proposal.verdict.legal:
+        expected = "nothing: it is not legal"
+    if setting is not None and profile is not None and proposal.predictable:
+        cost = try_cost(built, profile, setting)
+        if isinstance(cost, str):
+            expected = expected if not proposal.verdict.legal else f"{proposal.effect}; {cost}"
+        elif proposal.verdict.legal:
+            expected = expectation(cost, base)
+        elif proposal.transformation == "step-pipeline":
+            expected = (
+                f"were it done all the same: no period below {cost.t_min_recurrence_ms:g} ms, its recurrence through "
+                f"state, on {cost.num_devices} devices" + (f", against {base.t_min_ms:g} ms now" if base else "")
+            )
+    ready = setting is not None and proposal.verdict.legal and proposal.needs is None
+    legality = proposal.verdict.reason
+    if proposal.verdict.legal and proposal.needs is not None:
+        legality += f"; {proposal.needs}"
+    return Candidate(
+        proposal.id, proposal.transformation if not proposal.parts else "+".join(proposal.parts), proposal.targets,
+        proposal.verdict.legal, legality, _bottleneck(proposal, looked_at), expected,
+        deployment_of(built, setting) if ready and setting is not None else None, proposal.program_change,
+    )  # fmt: skip
+
+
+def _bottleneck(proposal: Proposal, looked_at: DeploymentCost | None) -> str:
+    if looked_at is None:
+        return proposal.attacks
+    own, whole = share_of(looked_at, proposal.operations)
+    on_path = sum(step.time_ms for step in looked_at.latency_path if step.operation in proposal.operations)
+    return (
+        f"{proposal.attacks}; these operations have {own:g} of the {whole:g} ms of the critical cycle and {on_path:g} "
+        f"of the {looked_at.latency_ms:g} ms of the path to the last output"
+    )
+
+
+def _compose(built: BuiltProgram, proposals: list[Proposal]) -> list[Proposal]:
+    legal = [proposal for proposal in proposals if proposal.verdict.legal and proposal.setting is not None]
+    found = []
+    for index, a in enumerate(legal):
+        for b in legal[index + 1 :]:
+            if (a.transformation, b.transformation) not in COMPOSABLE or not _compatible(built, a, b):
+                continue
+            assert a.setting is not None
+            assert b.setting is not None
+            merged = merge_settings(a.setting, b.setting)
+            if merged is None or merged in (a.setting, b.setting):
+                continue
+            needs = "; ".join(text for text in (a.needs, b.needs) if text) or None
+            found.append(
+                Proposal(
+                    f"{a.id}+{b.id}", a.transformation, (*a.targets, *b.targets),
+                    Verdict(True, f"both are legal and choose different things: ({a.verdict.reason}) and "
+                            f"({b.verdict.reason})"),
+                    f"{a.attacks}; and {b.attacks}", f"{a.effect}; and {b.effect}", a.operations | b.operations,
+                    merged, {"first": a.program_change, "second": b.program_change}
+                    if a.program_change or b.program_change else None, needs,
+                    parts=(a.transformation, b.transformation),
+                )
+            )  # fmt: skip
+    return found
+
+
+def _compatible(built: BuiltProgram, a: Proposal, b: Proposal) -> bool:
+    """Return whether two legal proposals do more together than apart."""
+    if a.transformation == b.transformation == "sequence-parallel":
+        return a.targets != b.targets
+    if a.transformation == "stream" and b.setting is not None:
+        # A streamed edge matters to a placement that separates its ends, or where it carries an output.
+        flows = [flow for flow in built.flat.dataflow if set(flow.labels) & set(a.targets)]
+        return any(
+            flow.target == OUTPUT or any((flow.source in block) != (flow.target in block) for block in b.setting.blocks)
+            for flow in flows
+        )
+    return True
