@@ -86,6 +86,27 @@ class ProgressWriter:
         self._write()
 
 
+_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+_masks = threading.local()
+
+
+def _hold() -> None:
+    # A forked child shares the pipe of the job: a signal that ends the child must not end the job, not even one that
+    # comes in the child's first moment.
+    _masks.before = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
+
+
+def _let_go() -> None:
+    signal.pthread_sigmask(signal.SIG_SETMASK, _masks.before)
+
+
+def _forget() -> None:
+    signal.set_wakeup_fd(-1)
+    for number in _SIGNALS:
+        signal.signal(number, signal.SIG_DFL)
+    _let_go()
+
+
 class Cancellation:
     """SIGTERM and SIGINT: unwinds the main thread, and ends the process by force where that does not come to an end."""
 
@@ -97,11 +118,11 @@ class Cancellation:
         self._read_end, write_end = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         # The byte comes also while the main thread is inside a library that does not return to the interpreter.
         signal.set_wakeup_fd(write_end, warn_on_full_buffer=False)
-        for number in (signal.SIGTERM, signal.SIGINT):
+        for number in _SIGNALS:
             signal.signal(number, self._unwind)
-        os.register_at_fork(after_in_child=self._forget)
+        os.register_at_fork(before=_hold, after_in_parent=_let_go, after_in_child=_forget)
         # A starter may have blocked them.
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM, signal.SIGINT})
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
         threading.Thread(target=self._force, name="cancellation", daemon=True).start()
 
     def _unwind(self, number: int, frame: FrameType | None) -> None:
@@ -117,18 +138,11 @@ class Cancellation:
             self._armed = False
             raise JobCancelledError
 
-    @staticmethod
-    def _forget() -> None:
-        # A forked child shares the pipe: a signal that ends the child must not end the job.
-        signal.set_wakeup_fd(-1)
-        for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, signal.SIG_DFL)
-
     def _force(self) -> None:
         while True:
             select.select([self._read_end], [], [])
             numbers = os.read(self._read_end, 64)
-            if signal.SIGTERM in numbers or signal.SIGINT in numbers:
+            if any(number in numbers for number in _SIGNALS):
                 break
         time.sleep(UNWIND_S)
         try:

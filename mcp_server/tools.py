@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field
 
 from flashrt.errors import Finding, InputError, input_error, listed
 from flashrt.mcp_server.workspace import Workspace
+
+if TYPE_CHECKING:
+    from flashrt.variants.queue import VariantQueue
 
 ProgramArgument = Annotated[str, Field(description="Id from ir_build (prog-…), or path of a program document")]
 SystemArgument = Annotated[
@@ -182,9 +185,11 @@ class Tools:
 
     def _rooted(self, candidate: Mapping[str, Any], program: str, built: Any) -> dict[str, Any]:
         """Name the program document in a candidate's deployment, so that its variant can be run as it stands."""
+        expected = candidate["expected"]
+        candidate = {**candidate, "expected": expected if isinstance(expected, Mapping) else {"says": expected}}
         deployment = candidate.get("deployment")
         if deployment is None:
-            return dict(candidate)
+            return candidate
         found = self.workspace.find_id(program)
         path = self.workspace.relative(found.path) if found else program
         return {**candidate, "deployment": {"schema": "flashrt/deployment@1", **deployment, "program": path}}
@@ -250,8 +255,7 @@ class Tools:
 
     def variant_next(self) -> dict[str, Any]:
         """Claim a variant."""
-        result: dict[str, Any] = self._queue().next().as_dict()
-        return result
+        return self._queue().next().as_dict()
 
     def variant_update(
         self,
@@ -273,10 +277,9 @@ class Tools:
 
     def variant_list(self) -> dict[str, Any]:
         """List variants."""
-        result: dict[str, Any] = self._queue().list().as_dict()
-        return result
+        return self._queue().list().as_dict()
 
-    def _queue(self) -> Any:
+    def _queue(self) -> VariantQueue:
         from flashrt.variants.queue import VariantQueue
 
         return VariantQueue(self.workspace.store)

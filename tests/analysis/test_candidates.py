@@ -6,8 +6,9 @@ import json
 from pathlib import Path
 from typing import Any
 
-import flashrt.apps.worldplay
 import pytest
+
+import flashrt.apps.worldplay
 from flashrt.analysis import analyze_program, evaluate_placement, find_units, read_deployment, read_profile
 from flashrt.ir import BuiltProgram, build, build_file, read_document
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from flashrt.analysis import (
     analyze_program,
     deployment_document,
@@ -181,33 +182,64 @@ def test_the_order_found_is_written_into_the_deployment() -> None:
     assert again.latency_ms == cost.latency_ms == 13
 
 
+def test_neighbours_that_take_turns_show_their_first_chunk_earlier() -> None:
+    chunks = {"mode": "streaming", "chunks": 2}
+    built = build(
+        {
+            "schema": "flashrt/program@1", "name": "turns", "entry": "app",
+            "graphs": {"app": {
+                "inputs": {"x": {}}, "outputs": {"y": {}, "z": {}},
+                "nodes": {name: {"op": name} for name in ("u", "aside", "v", "w")},
+                "edges": [{"from": "x", "to": "u.x", "mode": "blocking"},
+                          {"from": "x", "to": "aside.x", "mode": "blocking"},
+                          {"from": "u.y", "to": "v.x", **chunks}, {"from": "v.y", "to": "w.x", **chunks},
+                          {"from": "w.y", "to": "y", **chunks}, {"from": "aside.y", "to": "z", "mode": "blocking"}],
+            }},
+        },
+        FOLDER,
+    )  # fmt: skip
+    read = read_profile(profile(operations={"u": 10, "v": 10, "w": 20, "aside": 0}), built)
+    document = {"groups": {"g": [0], "h": [1]}, "place": {"*": "g", "w": "h"}}
+    turns = evaluate_placement(built, read, read_deployment(document, built))
+    assert turns.interleave
+    assert turns.latency_ms == 30
+    assert turns.order_proof == "optimal"
+    assert deployment_document(turns.deployment)["interleave"] is True
+    whole = evaluate_placement(built, read, read_deployment({**document, "interleave": False}, built))
+    assert whole.latency_ms == 35
+    assert whole.t_min_ms == turns.t_min_ms == 20
+
+
 def test_a_search_that_is_cut_says_so() -> None:
-    nodes = {f"n{i}": {"op": "f"} for i in range(8)} | {f"m{i}": {"op": "f"} for i in range(8)}
-    edges = [{"from": "x", "to": f"n{i}.x", "mode": "blocking"} for i in range(8)]
-    edges += [{"from": f"n{i}.y", "to": f"m{i}.x", "mode": "blocking"} for i in range(8)]
-    edges += [{"from": f"m{i}.y", "to": f"y{i}", "mode": "blocking"} for i in range(8)]
+    nodes = {f"n{i}": {"op": "f"} for i in range(5)} | {f"m{i}": {"op": "f"} for i in range(5)}
+    edges = [{"from": "x", "to": f"n{i}.x", "mode": "blocking"} for i in range(5)]
+    edges += [{"from": f"n{i}.y", "to": f"m{i}.x", "mode": "blocking"} for i in range(5)]
+    edges += [{"from": f"m{i}.y", "to": f"y{i}", "mode": "blocking"} for i in range(5)]
     built = build(
         {
             "schema": "flashrt/program@1", "name": "wide", "entry": "app",
-            "graphs": {"app": {"inputs": {"x": {}}, "outputs": {f"y{i}": {} for i in range(8)}, "nodes": nodes,
+            "graphs": {"app": {"inputs": {"x": {}}, "outputs": {f"y{i}": {} for i in range(5)}, "nodes": nodes,
                                "edges": edges}},
         },
         FOLDER,
     )  # fmt: skip
-    times = {f"n{i}": (7 * i) % 11 + 1 for i in range(8)} | {f"m{i}": (5 * i) % 7 + 1 for i in range(8)}
+    times = {f"n{i}": 9 - i for i in range(5)} | {f"m{i}": (5 * i) % 7 + 2 * i for i in range(5)}
     read = read_profile(profile(operations=times), built)
     placement = read_deployment({"groups": {"g": [0], "h": [1]}, "place": {"n?": "g", "m?": "h"}}, built)
-    cut = evaluate_placement(built, read, placement, node_limit=30)
+    cut = evaluate_placement(built, read, placement, node_limit=3)
     assert cut.order_proof == "heuristic"
+    proved = evaluate_placement(built, read, placement)
+    assert proved.order_proof == "optimal"
+    assert proved.latency_ms <= cut.latency_ms
     # Johnson's rule gives the least latency of two machines in a row: no order is better.
-    first, second = [times[f"n{i}"] for i in range(8)], [times[f"m{i}"] for i in range(8)]
-    jobs = sorted((p for p in zip(first, second, strict=True) if p[0] < p[1]))
+    first, second = [times[f"n{i}"] for i in range(5)], [times[f"m{i}"] for i in range(5)]
+    jobs = sorted(p for p in zip(first, second, strict=True) if p[0] < p[1])
     jobs += sorted((p for p in zip(first, second, strict=True) if p[0] >= p[1]), key=lambda p: -p[1])
     end_first = end_second = 0
     for p, q in jobs:
         end_first += p
         end_second = max(end_second, end_first) + q
-    assert cut.latency_ms >= end_second
+    assert proved.latency_ms >= end_second
     assert cut.t_min_ms == max(sum(first), sum(second))
 
 

@@ -10,12 +10,13 @@ import math
 from pathlib import Path
 from typing import Any
 
-import flashrt.apps.worldplay
 import pytest
-from flashrt.analysis import DeploymentCost, evaluate_placement, read_deployment, read_profile
-from flashrt.ir import BuiltProgram, build, build_file
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
+import flashrt.apps.worldplay
+from flashrt.analysis import DeploymentCost, evaluate_placement, read_deployment, read_profile
+from flashrt.ir import BuiltProgram, build, build_file
 
 WORLDPLAY = Path(flashrt.apps.worldplay.__file__).parent
 PROFILE = WORLDPLAY / "profiles" / "paper.yaml"

@@ -18,7 +18,6 @@ from flashrt.errors import InputError, ResourceMissingError, input_error
 Progress = Callable[[float, str], None]
 
 # Ends by itself in the end, in case a test is killed.
-SLEEP = [sys.executable, "-c", "import time; time.sleep(300)"]
 STUBBORN = [
     sys.executable,
     "-c",
@@ -72,7 +71,10 @@ def family(workspace: Path, arguments: dict[str, Any], progress: Progress, folde
         subprocess.Popen(STUBBORN, stdout=subprocess.PIPE, start_new_session=True, env={}),
     ]
     # Orphaned at once: only its mark and the subreaper lead back to the job.
-    nested = f"import subprocess; p = subprocess.Popen({STUBBORN!r}, start_new_session=True); print(p.pid, flush=True)"
+    nested = (
+        f"import subprocess; p = subprocess.Popen({STUBBORN!r}, start_new_session=True, stdout=subprocess.PIPE)\n"
+        "p.stdout.readline(); print(p.pid, flush=True)"
+    )
     orphan = subprocess.run([sys.executable, "-c", nested], stdout=subprocess.PIPE, check=True)
     for child in children:
         assert child.stdout is not None

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -129,7 +130,9 @@ def test_a_job_of_an_earlier_boot_is_lost(workspace: Path, start: Start, until: 
     assert read_job(workspace, job).state == "lost"
 
 
-def test_a_result_that_was_written_counts_although_the_word_was_lost(workspace: Path, start: Start, finish: Finish) -> None:  # fmt: skip
+def test_a_result_that_was_written_counts_although_the_word_was_lost(
+    workspace: Path, start: Start, finish: Finish
+) -> None:
     job = start("echo")
     finish(job)
     with open_store(workspace).writing() as connection:
@@ -225,11 +228,10 @@ def test_a_cancelled_job_stays_cancelled_whatever_its_work_makes_of_the_signal(
 
 def test_a_job_that_was_not_running_yet_never_runs(workspace: Path, start: Start) -> None:
     job = start("echo")
-    try:
-        assert cancel_job(workspace, job).state in {"cancelled", "done"}
-    except InputError as error:
-        assert "done" in str(error)
+    with suppress(InputError):
+        cancel_job(workspace, job)
     state = read_job(workspace, job).state
+    assert state in {"cancelled", "done"}
     assert (job_folder(workspace, job) / "result.json").exists() == (state == "done")
 
 

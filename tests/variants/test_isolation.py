@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -123,6 +124,28 @@ def test_what_an_interrupted_attempt_left_is_replaced(repository: Path) -> None:
     assert not (make_folder(repository, "var-0001") / "half").exists()
     shutil.rmtree(folder)
     assert tree(make_folder(repository, "var-0001"))["app/kept.py"] == "kept = 1\n"
+
+
+def test_processes_that_add_at_the_same_time_all_get_work_trees(
+    repository: Path, start_python: Callable[..., subprocess.Popen[str]]
+) -> None:
+    script = (
+        "import sys, pathlib\nfrom flashrt.variants import VariantQueue, open_store\n"
+        "queue = VariantQueue(open_store(pathlib.Path(sys.argv[1])))\n"
+        "print('ready', flush=True); sys.stdin.readline()\n"
+        "for _ in range(4): print(queue.add('h', 't', 'b', 'l').variant.isolation['kind'], flush=True)\n"
+    )
+    processes = [start_python(script, repository) for _ in range(4)]
+    for process in processes:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+    for process in processes:
+        assert process.stdin is not None
+        process.stdin.write("go\n")
+        process.stdin.flush()
+    kinds = [kind for process in processes for kind in process.communicate()[0].split()]
+    assert kinds == ["worktree"] * 16
+    assert len(run_git(repository, "worktree", "list").splitlines()) == 17
 
 
 def test_without_git_it_is_a_copy(repository: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -83,23 +83,31 @@ def find_candidates(
     single = [_judge(built, profile, proposal, base_cost, looked_at) for proposal in proposals]
     seen = {(plain.blocks, plain.degrees, plain.streamed)}
     seen |= {_key(p.setting) for p in proposals if p.setting is not None and p.verdict.legal and p.needs is None}
-    composed: list[Candidate] = []
-    left_out = 0
+    fresh: list[Proposal] = []
     for proposal in _compose(built, proposals):
         assert proposal.setting is not None
         if proposal.needs is None and _key(proposal.setting) in seen:
             continue
         seen.add(_key(proposal.setting))
-        if len(composed) >= MAX_COMPOSITIONS:
-            left_out += 1
-            continue
-        composed.append(_judge(built, profile, proposal, base_cost, looked_at))
+        fresh.append(proposal)
+    kept = _take_of_each_kind(fresh, MAX_COMPOSITIONS)
+    composed = [_judge(built, profile, proposal, base_cost, looked_at) for proposal in kept]
     return CandidateList(
         expectation(base_cost, None) if base_cost else str(base),
         deployment_of(built, plain),
         (*single, *composed),
-        left_out,
+        len(fresh) - len(kept),
     )
+
+
+def _take_of_each_kind(proposals: list[Proposal], limit: int) -> list[Proposal]:
+    """Return at most `limit` proposals in their order, taken in turn from each pair of transformations."""
+    rank: dict[tuple[str, ...], int] = {}
+    turns = []
+    for index, proposal in enumerate(proposals):
+        rank[proposal.parts] = rank.get(proposal.parts, 0) + 1
+        turns.append((rank[proposal.parts], index))
+    return [proposals[index] for index in sorted(index for _, index in sorted(turns)[:limit])]
 
 
 def _key(setting: Setting) -> tuple[Any, ...]:

@@ -14,6 +14,9 @@ consumer's part runs as soon as everything that it needs from this device is don
 and changes neither the work nor the last chunk of that device; but where v also waits, through another device, for
 the whole of u, taking turns would deadlock, and op after op is right. `device_sequences` gives both.
 
+An event-driven operation counts as run once a batch, with consumers that wait for it, unless a `Variation` says that
+they go on with its last value.
+
 Batches follow each other in order on every device: interleaving different batches (a modulo schedule) is not in this
 graph.
 

@@ -47,6 +47,8 @@ class Deployment(Frozen):
     """Edges (``dit.latents -> vae.latents``) that stream in the program but are run whole here."""
     interleave: bool | None = None
     """Whether a device takes turns between operations that stream to each other; absent: whichever is better."""
+    profile: str | None = None
+    """Emulated devices: the profile whose times they take; a path or an id."""
     config: dict[str, Any] = Field(default_factory=dict)
     """Options handed to the operations."""
 

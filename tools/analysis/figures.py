@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 
 from flashrt.analysis.constraints import Arc, Constraints
-from flashrt.analysis.ratio import CycleRatio, Walks, longest_walks, max_cycle_ratio
+from flashrt.analysis.ratio import CycleRatio, Walks, longest_walks, max_cycle_ratio, sort_arcs
 from flashrt.errors import Finding, InputError
 
 
@@ -77,8 +77,9 @@ def visible_latency(constraints: Constraints, walks: Walks, period: Fraction, fr
 def find_figures(constraints: Constraints, arcs: Sequence[Arc], frames_per_batch: int | None) -> Figures:
     """Return the figures of H = constraints + resource arcs, which must be free of cycles of height 0."""
     num_parts = len(constraints.parts)
-    ratio = max_cycle_ratio(num_parts, arcs)
-    walks = longest_walks(num_parts, arcs, constraints.entries, ratio.ratio)
+    numbers = sort_arcs(num_parts, arcs)
+    ratio = max_cycle_ratio(num_parts, arcs, numbers)
+    walks = longest_walks(num_parts, arcs, constraints.entries, ratio.ratio, numbers)
     assert walks is not None, "there is no positive cycle at the largest cycle ratio"
     ends = {output.parts[-1]: completion(constraints, walks, output.parts[-1]) for output in constraints.outputs}
     starts = [completion(constraints, walks, output.parts[0]) for output in constraints.outputs]

@@ -11,7 +11,7 @@ search over deployments.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from itertools import pairwise
@@ -19,7 +19,7 @@ from typing import Literal
 
 from flashrt.analysis.constraints import Arc, Constraints, device_sequences, resource_arcs
 from flashrt.analysis.figures import Figures, completion, deadlock_error, find_figures
-from flashrt.analysis.ratio import exceeds_ratio, find_zero_cycle, longest_walks, max_cycle_ratio
+from flashrt.analysis.ratio import Walks, exceeds_ratio, find_zero_cycle, longest_walks, max_cycle_ratio, sort_arcs
 from flashrt.errors import InputError
 
 OrderProof = Literal["given", "optimal", "heuristic"]
@@ -87,6 +87,8 @@ class _Search:
     pairs: list[tuple[int, int]] = field(init=False)
     streaming: list[int] = field(init=False)
     busiest: int = field(init=False)
+    work: dict[str, int] = field(init=False)
+    tails: dict[str, int] = field(init=False)
     best: Ordered | None = None
     refused: InputError | None = None
     nodes: int = 0
@@ -104,6 +106,8 @@ class _Search:
         self.pairs = sorted(shared)
         self.streaming = self._streaming_components()
         work = {path: sum(self.constraints.times[p] for p in self.constraints.parts_of(path)) for path in self.paths}
+        self.work = work
+        self.tails = self._find_tails()
         self.busiest = max((sum(work[path] for path in paths) for paths in self.by_device.values()), default=0)
 
     def _streaming_components(self) -> list[int]:
@@ -166,14 +170,36 @@ class _Search:
                 arcs.append(Arc(ends[0], first[self.paths[v]], constraints.times[ends[0]], 0, 0, "device", ""))
         num_parts = len(constraints.parts)
         period = target.ratio.ratio
-        if find_zero_cycle(num_parts, arcs) is not None or exceeds_ratio(num_parts, arcs, period):
+        numbers = sort_arcs(num_parts, arcs)
+        if numbers is None or exceeds_ratio(num_parts, arcs, period, numbers):
             return True
-        if self.busiest < period and max_cycle_ratio(num_parts, arcs).ratio < period:
+        if self.busiest < period and max_cycle_ratio(num_parts, arcs, numbers).ratio < period:
             return False
-        walks = longest_walks(num_parts, arcs, constraints.entries, period)
+        walks = longest_walks(num_parts, arcs, constraints.entries, period, numbers)
         assert walks is not None
         ends_at = [completion(constraints, walks, output.parts[-1]) for output in constraints.outputs]
-        return max(ends_at, default=Fraction(0)) >= target.latency
+        return max([*ends_at, *self.device_floors(walks)], default=Fraction(0)) >= target.latency
+
+    def device_floors(self, walks: Walks) -> Iterator[Fraction]:
+        """Yield lower bounds on the latency: earliest start on a device, its work, shortest way to an output."""
+        for operations in self.by_device.values():
+            shown = [path for path in operations if path in self.tails]
+            if shown:
+                heads = [walks.values[self.constraints.first[path]] or 0 for path in shown]
+                work = sum(self.work[path] for path in shown)
+                yield Fraction(min(heads), walks.scale) + work + min(self.tails[path] for path in shown)
+
+    def _find_tails(self) -> dict[str, int]:
+        """Return, for each operation that an output waits for, the least time from its end to the last output."""
+        constraints = self.constraints
+        numbers = sort_arcs(len(constraints.parts), constraints.arcs) or ()
+        after: dict[int, int] = {output.parts[-1]: 0 for output in constraints.outputs}
+        for number in reversed(numbers):
+            arc = constraints.arcs[number]
+            if arc.height == 0 and arc.target in after:
+                gained = arc.lag + constraints.times[arc.target] + after[arc.target]
+                after[arc.source] = max(after.get(arc.source, 0), gained)
+        return {path: after[last] for path in self.paths if (last := constraints.last(path)) in after}
 
     def branch(self, before: list[int]) -> bool:
         """Search below a node; return False when the limit cut it."""

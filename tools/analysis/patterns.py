@@ -1,24 +1,12 @@
-"""Patterns that name operations in profiles and deployments: a path, a glob, or a node that contains operations.
-
-The same language as `flashrt.ir.find_operations`, for one path at a time.
-"""
+"""Which of several patterns that name an operation wins, in profiles and deployments."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable
-from functools import lru_cache
 
+from flashrt.ir import matches
 
-@lru_cache(maxsize=4096)
-def _expression(pattern: str) -> re.Pattern[str]:
-    parts = [".*" if sign == "*" else "." if sign == "?" else re.escape(sign) for sign in pattern]
-    return re.compile("".join(parts) + r"(\[\d+\])?(/.*)?")
-
-
-def matches(pattern: str, path: str) -> bool:
-    """Return whether `pattern` names `path` or a node that contains it; brackets are literal."""
-    return pattern == path or _expression(pattern).fullmatch(path) is not None
+__all__ = ["best_patterns", "matches", "specificity"]
 
 
 def specificity(pattern: str, path: str) -> tuple[bool, int]:

@@ -124,10 +124,21 @@ def find_zero_cycle(num_nodes: int, arcs: Sequence[WeightedArc]) -> list[int] | 
     return None
 
 
-def _sorted_numbers(num_nodes: int, arcs: Sequence[WeightedArc]) -> list[int]:
+def sort_arcs(num_nodes: int, arcs: Sequence[WeightedArc]) -> list[int] | None:
+    """Return arc numbers in an order of their sources that respects height 0, or None when there is a zero cycle.
+
+    The functions below take it as `numbers`, so that several questions about one graph sort it once.
+    """
     positions = topological_positions(num_nodes, arcs)
-    assert positions is not None, "cycles of height 0 are refused before any ratio is asked for"
+    if positions is None:
+        return None
     return sorted(range(len(arcs)), key=lambda number: positions[arcs[number].source])
+
+
+def _sorted_numbers(num_nodes: int, arcs: Sequence[WeightedArc], numbers: Sequence[int] | None) -> Sequence[int]:
+    numbers = numbers if numbers is not None else sort_arcs(num_nodes, arcs)
+    assert numbers is not None, "cycles of height 0 are refused before any ratio is asked for"
+    return numbers
 
 
 def _cycle_of_parents(arcs: Sequence[WeightedArc], parents: Sequence[int | None]) -> list[int] | None:
@@ -183,12 +194,12 @@ def _relax(
             return parents, cycle
 
 
-def max_cycle_ratio(num_nodes: int, arcs: Sequence[WeightedArc]) -> CycleRatio:
+def max_cycle_ratio(num_nodes: int, arcs: Sequence[WeightedArc], numbers: Sequence[int] | None = None) -> CycleRatio:
     """Return the largest Σ weight / Σ height over all cycles; 0 without a cycle.
 
     The graph must have no cycle of height 0 (see `find_zero_cycle`).
     """
-    order = _sorted_numbers(num_nodes, arcs)
+    order = _sorted_numbers(num_nodes, arcs, numbers)
     best, cycle = Fraction(0), ()  # type: Fraction, tuple[int, ...]
     for number, arc in enumerate(arcs):
         if arc.source == arc.target and Fraction(arc.weight, arc.height) >= best:
@@ -202,15 +213,21 @@ def max_cycle_ratio(num_nodes: int, arcs: Sequence[WeightedArc]) -> CycleRatio:
         best, cycle = Fraction(weight, sum(arcs[number].height for number in found)), tuple(found)
 
 
-def exceeds_ratio(num_nodes: int, arcs: Sequence[WeightedArc], ratio: Fraction) -> bool:
+def exceeds_ratio(
+    num_nodes: int, arcs: Sequence[WeightedArc], ratio: Fraction, numbers: Sequence[int] | None = None
+) -> bool:
     """Return whether some cycle has a ratio above `ratio`; cheaper than `max_cycle_ratio`."""
     values: list[int | None] = [0] * num_nodes
-    order = _sorted_numbers(num_nodes, arcs)
+    order = _sorted_numbers(num_nodes, arcs, numbers)
     return _relax(arcs, order, values, ratio.numerator, ratio.denominator)[1] is not None
 
 
 def longest_walks(
-    num_nodes: int, arcs: Sequence[WeightedArc], entries: Sequence[int], period: Fraction
+    num_nodes: int,
+    arcs: Sequence[WeightedArc],
+    entries: Sequence[int],
+    period: Fraction,
+    numbers: Sequence[int] | None = None,
 ) -> Walks | None:
     """Return the longest walks from `entries` of Σ weight − period · Σ height, or None below the largest cycle ratio.
 
@@ -224,7 +241,7 @@ def longest_walks(
     values: list[int | None] = [None] * num_nodes
     for node in entries:
         values[node] = 0
-    order = _sorted_numbers(num_nodes, arcs)
+    order = _sorted_numbers(num_nodes, arcs, numbers)
     arriving, cycle = _relax(arcs, order, values, period.numerator, period.denominator)
     if cycle is not None:
         return None

@@ -35,6 +35,8 @@ class CheckSettings:
     timeout_s: float = 120
     measure_noise: bool = True
     """Whether the baseline runs twice, for the noise floor."""
+    known_noise: Mapping[str, float] | None = None
+    """Noise floor by output, from an earlier check of the same baseline: it is not measured again then."""
 
 
 @dataclass(frozen=True)
@@ -101,7 +103,7 @@ def check_equivalence(
         progress(share + 0.4 / settings.runs, "baseline")
         want = collect(baseline, items, settings, folder / f"baseline-{run}.log")
         noise = None
-        if settings.measure_noise and run == 0:
+        if settings.measure_noise and settings.known_noise is None and run == 0:
             progress(share + 0.7 / settings.runs, "baseline again, for the noise floor")
             noise = collect(baseline, items, settings, folder / f"noise-{run}.log")
         startup = {"baseline": want.startup_ms, "candidate": got.startup_ms}
@@ -109,7 +111,7 @@ def check_equivalence(
         for name in dict.fromkeys((*want.values, *got.values)):
             result = compare_output(
                 name, want.values.get(name, []), got.values.get(name, []), settings.tolerance, num_items,
-                noise.values.get(name, []) if noise else None,
+                noise.values.get(name, []) if noise else None, (settings.known_noise or {}).get(name),
             )  # fmt: skip
             if name not in got.values:
                 result = _absent(name, "the candidate never writes it", want.values[name])
@@ -134,6 +136,7 @@ def check_equivalence(
         "baseline": {"reference": baseline.reference, "digest": baseline.digest},
         "candidate": {"reference": candidate.reference, "digest": candidate.digest},
         "inputs": inputs,
+        "devices": list(settings.devices),
     }
 
 

@@ -135,6 +135,7 @@ def compare_output(
     tolerance: Tolerance,
     num_batches: int,
     noise: Sequence[Any] | None = None,
+    floor: float | None = None,
 ) -> OutputEquality:
     """Compare what two systems wrote to one output.
 
@@ -144,16 +145,18 @@ def compare_output(
         The values written, in order, in whatever pieces.
     noise
         What the baseline wrote in another process, for the noise floor.
+    floor
+        The noise floor, where it is known already.
     """
-    return _compare(name, flatten_stream(expected), flatten_stream(got), tolerance, num_batches,
-                    None if noise is None else flatten_stream(noise))  # fmt: skip
+    again = floor if noise is None else flatten_stream(noise)
+    return _compare(name, flatten_stream(expected), flatten_stream(got), tolerance, num_batches, again)
 
 
 def _compare(name: str, expected: Any, got: Any, tolerance: Tolerance, num_batches: int, noise: Any) -> OutputEquality:
     if isinstance(expected, dict) and isinstance(got, dict) and set(expected) == set(got):
         parts = [
             _compare(f"{name}.{key}", expected[key], got[key], tolerance, num_batches,
-                     noise.get(key) if isinstance(noise, dict) else None)
+                     noise.get(key) if isinstance(noise, dict) else noise)
             for key in expected
         ]  # fmt: skip
         return _merge(name, parts)
@@ -275,6 +278,8 @@ def _scale(want: np.ndarray) -> float:
 
 
 def _noise_floor(want: np.ndarray, noise: Any) -> float | None:
+    if isinstance(noise, float):
+        return noise
     if noise is None or not _is_numeric(noise):
         return None
     _, _, again = _typed(noise)

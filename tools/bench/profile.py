@@ -18,7 +18,7 @@ from flashrt.bench.record import read_inputs
 from flashrt.bench.systems import System
 from flashrt.clock import monotonic_ns
 from flashrt.errors import input_error
-from flashrt.ir import BuiltProgram, content_hash
+from flashrt.ir import BuiltProgram
 
 NUM_WARMUP = 3
 FOREVER_NS = int(3.6e12)
@@ -77,7 +77,12 @@ def measure_profile(
         "transfer": transfer,
         "provenance": "measured",
         "samples": {path: {"1": [round(time, 4) for time in times]} for path, times in samples.items()},
-        "key": content_hash([built.id, environment["processor"], environment["packages"], used]),
+        "key": {
+            "program": built.id,
+            "processor": environment["processor"],
+            "devices": used,
+            "packages": environment["packages"],
+        },
     }
     if frames is not None and frames == int(frames):
         document["frames_per_batch"] = int(frames)

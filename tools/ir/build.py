@@ -7,6 +7,7 @@ import hashlib
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -121,10 +122,19 @@ def find_operations(flat: FlatProgram, pattern: str) -> list[str]:
 
     ``dit/step[*]`` and ``dit/*`` and ``dit`` all name the four steps; brackets are literal, ``*`` and ``?`` are not.
     """
-    parts = [".*" if sign == "*" else "." if sign == "?" else re.escape(sign) for sign in pattern]
-    expression = re.compile("".join(parts) + r"(\[\d+\])?(/.*)?")
     exact = [operation.path for operation in flat.operations if operation.path == pattern]
-    return exact or [o.path for o in flat.operations if expression.fullmatch(o.path)]
+    return exact or [operation.path for operation in flat.operations if matches(pattern, operation.path)]
+
+
+@lru_cache(maxsize=4096)
+def _expression(pattern: str) -> re.Pattern[str]:
+    parts = [".*" if sign == "*" else "." if sign == "?" else re.escape(sign) for sign in pattern]
+    return re.compile("".join(parts) + r"(\[\d+\])?(/.*)?")
+
+
+def matches(pattern: str, path: str) -> bool:
+    """Return whether `pattern` names `path` or a node that contains it; brackets are literal."""
+    return pattern == path or _expression(pattern).fullmatch(path) is not None
 
 
 def require_operations(flat: FlatProgram, pattern: str, where: str, retry: str) -> list[str]:

@@ -20,6 +20,8 @@ class WorkerPlan:
         Operation -> time that it holds an emulated device for a batch; empty where the devices are real.
     blocking
         Edges of the document that are run whole here although they could stream.
+    interleave
+        Whether neighbours in the order that stream to each other take turns, chunk by chunk.
     """
 
     group: str
@@ -27,6 +29,7 @@ class WorkerPlan:
     operations: tuple[str, ...]
     hold_ms: Mapping[str, float]
     blocking: tuple[str, ...]
+    interleave: bool
 
     def as_dict(self) -> dict[str, Any]:
         """Return a JSON-ready record."""
@@ -53,6 +56,7 @@ def lay_out(
     blocking: Sequence[str],
     *,
     emulated: bool,
+    interleave: bool = True,
 ) -> Layout:
     """Return the workers of a deployment.
 
@@ -81,7 +85,7 @@ def lay_out(
         mine = [operation.path for operation in flat.operations if place[operation.path] == group]
         ordered = [path for path in order.get(group, ()) if path in mine] or mine
         held = {path: hold_ms[path] for path in mine if path in hold_ms}
-        workers.append(WorkerPlan(group, tuple(groups[group]), tuple(ordered), held, tuple(blocking)))
+        workers.append(WorkerPlan(group, tuple(groups[group]), tuple(ordered), held, tuple(blocking), interleave))
     links = dict.fromkeys(
         (place[flow.source], place[flow.target])
         for flow in flat.dataflow

@@ -103,7 +103,11 @@ def plan_workers(
             )  # fmt: skip
         times = read_profile(profile, built)
         hold_ms = {path: times.time_ms(path, len(numbers)) for path, numbers in placement.devices.items()}
-    return lay_out(built.flat, place, groups, order, hold_ms, document.blocking, emulated=emulated), place
+    layout = lay_out(
+        built.flat, place, groups, order, hold_ms, document.blocking, emulated=emulated,
+        interleave=document.interleave is not False,
+    )  # fmt: skip
+    return layout, place
 
 
 def _highest(placement: Placement) -> int:

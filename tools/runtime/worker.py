@@ -48,6 +48,7 @@ class Worker:
         self._num_admitted = 0
         self._hold_ms = plan["hold_ms"]
         self._blocking = frozenset(plan["blocking"])
+        self._interleave = plan["interleave"]
         self.stopwatch = Stopwatch(self.clock, self._span)
         # Our own connections must not die with a descriptor number that user code closes by accident.
         self.links = {
@@ -113,7 +114,7 @@ class Worker:
             run = self._begin(runner, runs)
             runs[path] = run
             following = self.runners[position + 1].operation.path if position + 1 < len(self.runners) else None
-            streams_on = any(
+            streams_on = self._interleave and any(
                 flow.chunked and flow.target == following and not self._blocking & set(flow.labels)
                 for flow in self.flat.outgoing.get(path, ())
             )

@@ -138,7 +138,9 @@ def default_rank(expected: Mapping[str, Any]) -> float:
         return ratio
     fps = _number(expected.get("fps"))
     base = next((value for name in ("reference_fps", "baseline_fps") if (value := _number(expected.get(name)))), None)
-    return fps / base if fps is not None and base is not None else 0.0
+    if fps is None or base is None or base <= 0 or not math.isfinite(fps / base):
+        return 0.0
+    return fps / base
 
 
 def _number(value: object) -> float | None:
@@ -146,8 +148,13 @@ def _number(value: object) -> float | None:
 
 
 def is_number(value: object) -> bool:
-    """Say whether a value is a finite number and no truth value."""
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    """Say whether a value is a number that fits a finite float, and no truth value."""
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        return False
+    try:
+        return math.isfinite(value)
+    except OverflowError:
+        return False
 
 
 def from_rows(rows: Sequence[sqlite3.Row], history: Sequence[sqlite3.Row], workspace: Path) -> dict[str, Variant]:

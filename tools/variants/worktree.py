@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import shutil
 import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -65,6 +68,19 @@ def find_checkout(folder: Path) -> Checkout | None:
     return Checkout(Path(lines[0]), lines[1]) if lines[0] else None
 
 
+@contextmanager
+def _alone(folder: Path) -> Iterator[None]:
+    """Keep other variants' makers out meanwhile: git fails where it sees another's work tree half registered."""
+    common = os.fsdecode(git(folder, "rev-parse", "--git-common-dir").rstrip(b"\n"))
+    # A lock on the directory itself leaves no file in the user's repository.
+    descriptor = os.open(folder / common, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
+
+
 def add_worktree(source: Path, checkout: Checkout, target: Path) -> list[str]:
     """Make `target` a detached work tree at the source's commit, holding the source's part as it is now.
 
@@ -80,7 +96,10 @@ def add_worktree(source: Path, checkout: Checkout, target: Path) -> list[str]:
     The files too big to copy, which are symbolic links to the source's.
     """
     # Forced twice: a place that a crashed attempt left registered or locked is ours to take.
-    git(source, "worktree", "add", "--force", "--force", "--quiet", "--detach", "--no-checkout", str(target), "HEAD")
+    with _alone(source):
+        git(
+            source, "worktree", "add", "--force", "--force", "--quiet", "--detach", "--no-checkout", str(target), "HEAD"
+        )
     git(target, "read-tree", "HEAD")
     if checkout.prefix:
         names = git(target, "ls-files", "-z").split(b"\0")
@@ -133,10 +152,15 @@ def _discard(path: Path) -> None:
 
 def remove_worktree(workspace: Path, target: Path) -> None:
     """Make the repository forget a work tree; silent where it never knew it."""
-    _try(workspace, "worktree", "remove", "--force", "--force", str(target))
-    if _is_known(workspace, target):
-        shutil.rmtree(target, ignore_errors=True)
-        _try(workspace, "worktree", "prune")
+    try:
+        with _alone(workspace):
+            _try(workspace, "worktree", "remove", "--force", "--force", str(target))
+            if _is_known(workspace, target):
+                shutil.rmtree(target, ignore_errors=True)
+                _try(workspace, "worktree", "prune")
+    except (GitFailedError, OSError):
+        # No repository any more: there is nothing that could remember it.
+        return
 
 
 def _is_known(workspace: Path, target: Path) -> bool:

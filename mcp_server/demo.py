@@ -1,0 +1,330 @@
+"""``flashrt demo``: the whole loop on an application, through a real client and server, as an agent goes through it."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+import anyio
+from rich.console import Console
+from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from flashrt.errors import FlashrtError, input_error
+from flashrt.mcp_server.client import Answer, Caller, started_server
+
+MARK = ".flashrt-demo"
+NUM_DEVICES = 2
+LEASE_TTL_S = 900
+DURATION_S = 5.0
+LOG_WIDTH = 150
+
+
+class DemoFailedError(FlashrtError):
+    """A step of the demonstration did not do what it must."""
+
+
+@dataclass
+class Row:
+    """One line of the table."""
+
+    variant: str
+    candidate: str
+    legality: str
+    state: str
+    equal: bool | None = None
+    figures: Mapping[str, float | None] = field(default_factory=dict)
+    predicted: Mapping[str, float | None] = field(default_factory=dict)
+    ratio: float | None = None
+    ratio_confidence_95: list[float] | None = None
+    reason: str = ""
+    evidence: Mapping[str, str] = field(default_factory=dict)
+
+
+def applications() -> dict[str, Path]:
+    """Return the shipped applications: name -> folder."""
+    root = Path(str(files("flashrt"))).parent / "apps"
+    try:
+        root = Path(str(files("flashrt.apps")))
+    except ModuleNotFoundError:
+        return {}
+    return {path.parent.name: path.parent for path in sorted(root.glob("*/program.yaml"))}
+
+
+def prepare_workspace(app: str, folder: Path) -> Path:
+    """Copy an application into a fresh workspace and return that.
+
+    Raises
+    ------
+    InputError
+        No such application, or the folder holds something that is not a demonstration's.
+    """
+    known = applications()
+    if app not in known:
+        raise input_error(
+            "demo", f"an application: {', '.join(known)}", f"'{app}'", "name one of them", valid=list(known), name=app
+        )
+    workspace = folder / app
+    if workspace.exists() and any(workspace.iterdir()) and not (workspace / MARK).exists():
+        raise input_error(
+            f"folder '{workspace}'", "an empty folder, or one that an earlier demo made", "other files",
+            "name another with --workspace", rule="not-a-demo-folder",
+        )  # fmt: skip
+    shutil.rmtree(workspace, ignore_errors=True)
+    shutil.copytree(known[app], workspace, ignore=shutil.ignore_patterns("__pycache__", "*.pyc"))
+    (workspace / MARK).write_text("made by flashrt demo; may be deleted\n")
+    return workspace
+
+
+def run_demo(app: str, folder: Path, json_path: Path | None, *, quick: bool) -> int:
+    """Run the demonstration and print the table; return 0, or 1 when a step failed."""
+    console = Console()
+    if not console.is_terminal:
+        console = Console(width=LOG_WIDTH)
+    workspace = prepare_workspace(app, folder)
+    begin = time.monotonic()
+    try:
+        rows, facts = anyio.run(_run, workspace, console, quick)
+    except (DemoFailedError, BaseExceptionGroup) as error:
+        failure = _failure_in(error)
+        if failure is None:
+            raise
+        console.print(f"demo stopped: {failure}", style="red", markup=False)
+        return 1
+    seconds = time.monotonic() - begin
+    _print_table(console, rows, facts)
+    console.print(f"{seconds:.0f} s in all. Workspace: {workspace}")
+    record = {"app": app, "seconds": round(seconds, 1), **facts, "variants": [vars(row) for row in rows]}
+    if json_path is not None:
+        json_path.write_text(json.dumps(record, indent=2, default=str) + "\n")
+        console.print(f"Table written to {json_path}.")
+    faster = [row for row in rows if row.state == "measured" and row.ratio is not None and row.ratio > 1]
+    if not faster:
+        console.print("[red]No measured variant is faster than the reference on this machine.[/]")
+        return 1
+    return 0
+
+
+def _failure_in(error: BaseException) -> DemoFailedError | None:
+    """Return the demonstration's own failure, which the client's task groups may have wrapped."""
+    if isinstance(error, DemoFailedError):
+        return error
+    inner = error.exceptions if isinstance(error, BaseExceptionGroup) else ()
+    return next((found for each in inner if (found := _failure_in(each))), None)
+
+
+async def _run(workspace: Path, console: Console, quick: bool) -> tuple[list[Row], dict[str, Any]]:
+    columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
+    async with started_server(workspace) as caller:
+        with Progress(*columns, console=console, transient=True) as progress:
+            loop = _Loop(caller, progress, console, quick)
+            lease = await loop.acquire()
+            try:
+                return await loop.run()
+            finally:
+                with anyio.CancelScope(shield=True):
+                    await caller.call("gpu_release", {"lease": lease})
+
+
+class _Loop:
+    """The chain-of-program loop: each step one tool call."""
+
+    def __init__(self, caller: Caller, progress: Progress, console: Console, quick: bool) -> None:
+        self.caller = caller
+        self.progress = progress
+        self.console = console
+        self.num_runs = 1 if quick else 2
+        self.task = progress.add_task("starting the server", total=1.0)
+        self.lease = ""
+        self.facts: dict[str, Any] = {}
+
+    async def call(self, tool: str, step: str, **arguments: Any) -> Answer:
+        """Call a tool, showing the step; a failure ends the demonstration with the tool's own words."""
+        self.progress.update(self.task, description=f"{tool}: {step}", completed=0.0)
+
+        def show(share: float, message: str) -> None:
+            self.progress.update(self.task, description=f"{tool}: {step} ({message})", completed=share)
+
+        answer = await self.caller.call(tool, arguments, show)
+        if not answer.ok:
+            raise DemoFailedError(f"{tool}: {answer.text}")
+        return answer
+
+    def say(self, text: str) -> None:
+        """Print a line that stays."""
+        self.console.print(text)
+
+    async def acquire(self) -> str:
+        """Lease CPU cores; the measurements then belong to them."""
+        answer = await self.call(
+            "gpu_acquire", f"{NUM_DEVICES} CPU devices", count=NUM_DEVICES, holder="flashrt demo", kind="cpu",
+            ttl_s=LEASE_TTL_S, purpose="demonstration",
+        )  # fmt: skip
+        self.lease = str(answer.record["lease"])
+        names = [device["uuid"] for device in answer.record["devices"]]
+        self.facts |= {"devices": names, "emulated": False}
+        self.say(f"leased {', '.join(names)}")
+        return self.lease
+
+    async def run(self) -> tuple[list[Row], dict[str, Any]]:
+        """Go through the loop; return the rows of the table and the facts around it."""
+        program, profile = await self.write_and_prove()
+        analysis = await self.call(
+            "analyze", "dependencies and candidates", program=program, profile=profile, seed_queue=True
+        )
+        candidates = {candidate["id"]: candidate for candidate in analysis.record["candidates"]}
+        legal = sum(bool(candidate["legal"]) for candidate in candidates.values())
+        self.say(f"{len(candidates)} candidates: {legal} legal, {len(candidates) - legal} refused with their reasons")
+        reference = await self.bench("reference.py:serve", "the reference")
+        self.facts["reference"] = {"run": reference["run"], **_figures(reference)}
+        rows = [Row("reference", "", "it is the definition", "baseline", True, _figures(reference), ratio=1.0)]
+        rows += await self.work_through_queue(candidates, reference)
+        listing = (await self.call("variant_list", "may the search stop?")).record
+        self.facts["may_stop"] = listing["may_stop"]
+        if not listing["may_stop"]:
+            raise DemoFailedError("the queue may not stop: " + "; ".join(map(str, listing["in_the_way"])))
+        return rows, self.facts
+
+    async def write_and_prove(self) -> tuple[str, str]:
+        """Build the program, prove it equal to the reference, and measure its operations."""
+        built = await self.call("ir_build", "the program document", document="program.yaml")
+        program = str(built.record["program"])
+        await self.call("ir_show", "a drawing of it", program=program, view="svg")
+        self.say(f"program {program}: {', '.join(built.record['operations'])}")
+        proof = await self.call(
+            "ir_interpret", "the program against the reference", program=program, inputs="inputs.py:batches",
+            baseline="reference.py:serve", devices=self.lease,
+        )  # fmt: skip
+        if not proof.record["equivalent"]:
+            raise DemoFailedError("; ".join(proof.record["equality"]["reasons"]))
+        self.say("the program equals the reference, element by element")
+        measured = await self.call(
+            "profile_measure", "every operation", program=program, inputs="inputs.py:batches", devices=self.lease
+        )
+        times = {path: by_degree["1"] for path, by_degree in measured.record["document"]["operations"].items()}
+        self.say("profile (ms): " + ", ".join(f"{path} {time_ms:.1f}" for path, time_ms in times.items()))
+        self.facts |= {"program": program, "profile": measured.record["profile"], "profile_ms": times}
+        return program, str(measured.record["profile"])
+
+    async def bench(self, system: str, step: str) -> Mapping[str, Any]:
+        """Find a system's rate through its own buffers."""
+        answer = await self.call(
+            "bench_run", step, system=system, inputs="inputs.py:batches", scenario="max_rate", devices=self.lease,
+            runs=self.num_runs, duration_s=DURATION_S,
+        )  # fmt: skip
+        return answer.record
+
+    async def work_through_queue(
+        self, candidates: Mapping[str, Mapping[str, Any]], reference: Mapping[str, Any]
+    ) -> list[Row]:
+        """Claim variants until none is pending: measure those that fit this machine, remove the others."""
+        rows: list[Row] = []
+        measured: dict[tuple[Any, ...], str] = {}
+        while True:
+            found = (await self.call("variant_next", "the highest-ranked variant")).record
+            if found["variant"] is None:
+                return rows
+            variant, candidate = str(found["variant"]), candidates[str(found["candidate"])]
+            row = Row(
+                variant, str(candidate["id"]), str(candidate["legality"]), "removed",
+                predicted=_predicted(candidate["expected"]),
+            )  # fmt: skip
+            rows.append(row)
+            reason = _reason_to_remove(candidate, measured)
+            if reason is None:
+                reason = await self.measure(row, f"{found['folder']}/deployment.yaml", reference)
+            if reason is None:
+                measured[_shape(candidate)] = variant
+                continue
+            row.reason = reason
+            await self.call("variant_update", f"{variant} removed", variant=variant, state="removed", reason=reason)
+            self.say(f"{variant} {row.candidate}: removed, {reason}")
+
+    async def measure(self, row: Row, system: str, reference: Mapping[str, Any]) -> str | None:
+        """Prove a variant equal, benchmark it, and decide it; return why it must go, or None."""
+        check = await self.call(
+            "equivalence_check", f"{row.variant} {row.candidate}", baseline="reference.py:serve", candidate=system,
+            inputs="inputs.py:batches", devices=self.lease,
+        )  # fmt: skip
+        row.equal = bool(check.record["equivalent"])
+        if not row.equal:
+            return "it is not equal to the reference: " + "; ".join(check.record["reasons"])
+        run = await self.bench(system, f"{row.variant} {row.candidate}")
+        if not run["valid"]:
+            return "its run is not valid: " + "; ".join(run["reasons"])
+        row.figures = _figures(run)
+        compared = await self.call("bench_compare", "with the reference", runs=[reference["run"], run["run"]])
+        rate = compared.record["comparisons"][0]["metrics"]["fps"]
+        row.ratio, row.ratio_confidence_95 = rate["ratio"], rate["confidence_95"]
+        row.evidence = {"equivalence": str(check.record["equivalence"]), "run": str(run["run"])}
+        await self.call(
+            "variant_update", f"{row.variant} measured", variant=row.variant, state="measured", system=system,
+            **row.evidence,
+        )  # fmt: skip
+        row.state = "measured"
+        self.say(f"{row.variant} {row.candidate}: equal, {row.figures['fps']:.1f} FPS, {row.ratio:.2f} × the reference")
+        return None
+
+
+def _shape(candidate: Mapping[str, Any]) -> tuple[Any, ...]:
+    expected = candidate["expected"]
+    keys = ("num_devices", "period_ms", "latency_ms", "first_output_ms")
+    return tuple(round(expected[key], 1) for key in keys)
+
+
+def _reason_to_remove(candidate: Mapping[str, Any], measured: Mapping[tuple[Any, ...], str]) -> str | None:
+    """Return why a variant need not or cannot be measured here, or None."""
+    if candidate.get("deployment") is None:
+        return "no placement realises it in this version's runtime"
+    needed = int(candidate["expected"]["num_devices"])
+    if needed > NUM_DEVICES:
+        return f"it needs {needed} devices and {NUM_DEVICES} are leased"
+    twin = measured.get(_shape(candidate))
+    if twin is not None:
+        return f"the model predicts the figures of {twin}, which is measured"
+    return None
+
+
+def _figures(run: Mapping[str, Any]) -> dict[str, float | None]:
+    return {
+        "fps": run["fps"],
+        "period_ms": run["period_ms"],
+        "latency_ms": run["latency_ms"]["p50"],
+        "first_output_ms": run["first_output_ms"],
+        "d0_ms": run.get("d0_ms"),
+    }
+
+
+def _predicted(expected: Any) -> dict[str, float | None]:
+    if not isinstance(expected, Mapping):
+        return {}
+    return {key: expected.get(key) for key in ("fps", "period_ms", "latency_ms", "first_output_ms", "d0_ms")}
+
+
+def _print_table(console: Console, rows: list[Row], facts: Mapping[str, Any]) -> None:
+    title = f"measured buffer to buffer on {', '.join(facts['devices'])}; the model's prediction in brackets"
+    table = Table(title=title, title_justify="left")
+    for heading in ("variant", "candidate", "equal", "latency ms", "first ms", "d0 ms", "FPS", "× reference"):
+        table.add_column(heading, justify="left" if heading in {"variant", "candidate", "equal"} else "right")
+    for row in rows:
+        if row.state == "removed":
+            continue
+        cells = [_cell(row, key) for key in ("latency_ms", "first_output_ms", "d0_ms", "fps")]
+        ratio = f"{row.ratio:.2f}" if row.ratio else ""
+        table.add_row(row.variant, row.candidate, "yes" if row.equal else "", *cells, ratio)
+    console.print(table)
+    for row in rows:
+        if row.state == "measured":
+            console.print(f"{row.variant} is legal: {row.legality}", style="dim")
+
+
+def _cell(row: Row, key: str) -> str:
+    value, predicted = row.figures.get(key), row.predicted.get(key)
+    text = f"{value:.0f}" if value is not None else ""
+    return f"{text} [{predicted:.0f}]".replace("[", r"\[") if predicted is not None else text
