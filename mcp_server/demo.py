@@ -282,9 +282,11 @@ def _reason_to_remove(candidate: Mapping[str, Any], measured: Mapping[tuple[Any,
     """Return why a variant need not or cannot be measured here, or None."""
     if candidate.get("deployment") is None:
         return "no placement realises it in this version's runtime"
-    needed = int(candidate["expected"]["num_devices"])
+    needed = len({device for group in candidate["deployment"]["groups"].values() for device in group})
     if needed > NUM_DEVICES:
         return f"it needs {needed} devices and {NUM_DEVICES} are leased"
+    if not isinstance(candidate["expected"], Mapping):
+        return "the operations were measured on one device each, so nothing supports its sequence-parallel groups"
     twin = measured.get(_shape(candidate))
     if twin is not None:
         return f"the model predicts the figures of {twin}, which is measured"

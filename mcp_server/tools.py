@@ -167,16 +167,15 @@ class Tools:
         seed_queue: Annotated[bool, Field(description="Put the candidates into the variant queue")] = False,
     ) -> dict[str, Any]:
         """Analyse a program, and with profile and deployment what that deployment does."""
-        from flashrt.analysis import analyze_program, read_deployment, read_profile
+        from flashrt.analysis import analyze_program
         from flashrt.variants.queue import VariantQueue
 
         built = self.workspace.program(program)
         times = placed = None
         if profile is not None:
-            times = read_profile(self.workspace.document(profile, "profile", "argument 'profile'")[0], built)
+            times, _ = self.workspace.document(profile, "profile", "argument 'profile'")
         if deployment is not None:
-            document, path = self.workspace.document(deployment, "deployment", "argument 'deployment'")
-            placed = read_deployment(path if path.is_file() else document, built)
+            placed, _ = self.workspace.document(deployment, "deployment", "argument 'deployment'")
         result = analyze_program(built, times, placed)
         if seed_queue:
             candidates = [self._rooted(candidate, program, built) for candidate in result["candidates"]]

@@ -68,7 +68,7 @@ def test_worldplay_candidates_and_what_they_promise() -> None:
 
 
 def test_illegal_ones_name_what_forbids_them() -> None:
-    found = candidates(build_file(WORLDPLAY / "program.yaml"))
+    found = candidates(worldplay(degrees=[1]))
     illegal = {name: candidate for name, candidate in found.items() if not candidate["legal"]}
     assert "carried between iterations" in illegal["stream:step.sample->sample"]["legality"]
     assert "declared blocking" in illegal["stream:step.latents->latents"]["legality"]

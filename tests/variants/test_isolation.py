@@ -213,3 +213,15 @@ def test_a_folder_that_cannot_be_made_is_an_error_that_names_it(workspace: Path)
     (workspace / ".flashrt").write_text("in the way")
     with pytest.raises(InputError, match="var-0001"):
         make_folder(workspace, "var-0001")
+
+
+def test_a_workspace_that_the_repository_ignores_is_copied(repository: Path) -> None:
+    (repository / ".gitignore").write_text("scratch/\n")
+    inner = repository / "scratch" / "app"
+    inner.mkdir(parents=True)
+    (inner / "ops.py").write_text("here = 1\n")
+    before = state_of(repository)
+    found = isolate(inner, "var-0001")
+    assert found.kind == "copy"
+    assert tree(found.path) == {"ops.py": "here = 1\n"}
+    assert state_of(repository) == before

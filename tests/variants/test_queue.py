@@ -382,6 +382,12 @@ ANYTHING = st.one_of(
 
 
 @settings(deadline=None, max_examples=300)
-@given(st.dictionaries(st.sampled_from(["rate_ratio", "fps", "reference_fps", "note"]), ANYTHING))
+@given(st.dictionaries(st.sampled_from(["rate_ratio", "fps", "reference_fps", "versus_baseline"]), ANYTHING))
 def test_a_rank_is_always_a_finite_number(expected: dict[str, Any]) -> None:
     assert math.isfinite(default_rank(expected))
+
+
+def test_the_rank_of_an_analysed_candidate_is_what_it_helps_most() -> None:
+    assert default_rank({"versus_baseline": {"fps": 1.9, "latency": 1.0, "first_output": 0.5}}) == 2.0
+    assert default_rank({"versus_baseline": {"fps": 1.9, "latency": 1.0, "first_output": 1.0}}) == 1.9
+    assert default_rank({"versus_baseline": {}}) == 0.0

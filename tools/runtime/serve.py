@@ -20,10 +20,16 @@ POLL_S = 0.5
 class Buffers(Protocol):
     """What serving needs of a system's buffers (see `flashrt.bench.io.SystemIO`)."""
 
-    inputs: Mapping[str, Any]
-    outputs: Mapping[str, Any]
     devices: list[str]
     config: dict[str, Any]
+
+    @property
+    def inputs(self) -> Mapping[str, Any]:
+        """Input buffers by name."""
+
+    @property
+    def outputs(self) -> Mapping[str, Any]:
+        """Output buffers by name."""
 
     def ready(self) -> None:
         """Say that everything is loaded and warm."""

@@ -132,15 +132,27 @@ def judge(variants: Sequence[Variant], now_s: float) -> QueueStatus:
 
 
 def default_rank(expected: Mapping[str, Any]) -> float:
-    """Return how much faster than the reference a variant is expected to be; 0 where nothing is said."""
+    """Return how much better than the reference a variant is expected to be, in what it helps most; 0 if unsaid.
+
+    From an analysis: the larger of the rate's ratio and the inverse ratios of latency and first output.
+    """
     ratio = _number(expected.get("rate_ratio"))
     if ratio is not None:
         return ratio
+    versus = expected.get("versus_baseline")
+    if isinstance(versus, Mapping):
+        gains = [_number(versus.get("fps"))]
+        gains += [_inverse(_number(versus.get(name))) for name in ("latency", "first_output")]
+        return max((gain for gain in gains if gain is not None), default=0.0)
     fps = _number(expected.get("fps"))
     base = next((value for name in ("reference_fps", "baseline_fps") if (value := _number(expected.get(name)))), None)
     if fps is None or base is None or base <= 0 or not math.isfinite(fps / base):
         return 0.0
     return fps / base
+
+
+def _inverse(value: float | None) -> float | None:
+    return 1 / value if value and math.isfinite(1 / value) else None
 
 
 def _number(value: object) -> float | None:

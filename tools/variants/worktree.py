@@ -59,13 +59,24 @@ def git(folder: Path, *arguments: str, give: bytes | None = None) -> bytes:
 
 
 def find_checkout(folder: Path) -> Checkout | None:
-    """Return the repository that `folder` lies in, or None where there is none, or none with a commit."""
+    """Return the repository that `folder` lies in; None where there is none, none with a commit, or it is ignored."""
     try:
         git(folder, "rev-parse", "--verify", "--quiet", "HEAD^{commit}")
         lines = git(folder, "rev-parse", "--show-toplevel", "--show-prefix").decode().split("\n")
     except (GitFailedError, UnicodeDecodeError):
         return None
-    return Checkout(Path(lines[0]), lines[1]) if lines[0] else None
+    if not lines[0] or (lines[1] and _is_ignored(folder)):
+        return None
+    return Checkout(Path(lines[0]), lines[1])
+
+
+def _is_ignored(folder: Path) -> bool:
+    """Return whether the repository ignores the whole folder, so that a work tree would hold nothing of it."""
+    try:
+        git(folder, "check-ignore", "--quiet", "--", str(folder.resolve()))
+    except GitFailedError:
+        return False
+    return True
 
 
 @contextmanager
