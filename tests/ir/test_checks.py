@@ -69,6 +69,7 @@ BROKEN: list[tuple[str, dict[str, Any], str]] = [
     ("dtype-mismatch", changed(*DENOISE, "inputs", "actions", to={"dtype": "int64"}), "edge 0"),
     ("shape-mismatch", changed(*DENOISE, "inputs", "actions", to={"shape": ["frames", 9]}), "edge 0"),
     ("no-outputs", changed(*APP, "outputs", to={}), "graph 'app'"),
+    ("too-many-operations", changed(*DENOISE, "repeat", "times", to=10**9), "500 operations"),
     ("wrong-schema", changed("schema", to="flashrt/program@2"), "schema"),
 ]  # fmt: skip
 

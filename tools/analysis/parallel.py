@@ -8,7 +8,15 @@ from typing import Any
 
 from flashrt.analysis.structure import PlacedEdge, find_edges
 from flashrt.errors import listed
-from flashrt.ir import INPUT, OUTPUT, BuiltProgram, Dependency, FlatProgram, find_dependencies
+from flashrt.ir import (
+    INPUT,
+    OUTPUT,
+    BuiltProgram,
+    Dependency,
+    FlatProgram,
+    find_dependencies,
+    reduce_dependencies,
+)
 
 MAX_GROUPS = 64
 
@@ -22,7 +30,8 @@ def find_parallel(built: BuiltProgram) -> list[dict[str, Any]]:
     """
     flat = built.flat
     paths = [operation.path for operation in flat.operations]
-    dependencies = find_dependencies(flat)
+    # An operation's tie to itself joins no two operations, and implied edges tie nothing that others do not.
+    ties = [edge for edge in reduce_dependencies(find_dependencies(flat)) if edge.source != edge.target]
     groups = []
     free = {(a, b) for i, a in enumerate(paths) for b in paths[i + 1 :] if a not in flat.predecessors[b]}
     for members in _maximal_groups(paths, free):
@@ -32,7 +41,7 @@ def find_parallel(built: BuiltProgram) -> list[dict[str, Any]]:
         (a, b)
         for i, a in enumerate(paths)
         for b in paths[i + 1 :]
-        if (a, b) in free or find_tie(flat, dependencies, a, b) is None
+        if (a, b) in free or find_tie(flat, ties, a, b) is None
     }
     for members in _maximal_groups(paths, across):
         ordered = [(a, b) for i, a in enumerate(members) for b in members[i + 1 :] if (a, b) not in free]

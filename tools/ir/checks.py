@@ -12,6 +12,8 @@ from flashrt.ir.hazards import find_races
 from flashrt.ir.model import Edge, Graph, Node, Port, Program
 
 AGAIN = "call ir_build again"
+MAX_NESTING = 64
+MAX_OPERATIONS = 500
 Rule = Callable[[Program], Iterator[Finding]]
 
 
@@ -87,9 +89,13 @@ def check_node_kinds(program: Program) -> Iterator[Finding]:
 
 
 def check_recursion(program: Program) -> Iterator[Finding]:
-    """A graph does not contain itself."""
+    """A graph does not contain itself, and nesting has a bound."""
+    too_deep: set[str] = set()
 
     def descend(name: str, trail: tuple[str, ...]) -> Iterator[Finding]:
+        if len(trail) > MAX_NESTING:
+            too_deep.add(name)
+            return
         for node_name, node in program.graphs[name].nodes.items():
             if node.graph in trail:
                 yield Finding(
@@ -100,8 +106,34 @@ def check_recursion(program: Program) -> Iterator[Finding]:
             elif node.graph in program.graphs and node.graph is not None:
                 yield from descend(node.graph, (*trail, node.graph))
 
-    for name in program.graphs:
-        yield from descend(name, (name,))
+    if program.entry in program.graphs:
+        yield from descend(program.entry, (program.entry,))
+    for name in sorted(too_deep)[:1]:
+        yield Finding(
+            f"graph '{name}'", f"graphs nested at most {MAX_NESTING} deep", "deeper", f"flatten some levels; {AGAIN}",
+            rule="nested-too-deep",
+        )  # fmt: skip
+
+
+def check_size(program: Program) -> Iterator[Finding]:
+    """A batch has a bounded number of operations, so that analysis stays exact and quick."""
+    counts: dict[str, int] = {}
+
+    def count(name: str, trail: tuple[str, ...]) -> int:
+        if name not in program.graphs or name in trail or len(trail) > MAX_NESTING:
+            return 0
+        if name not in counts:
+            graph = program.graphs[name]
+            inner = sum(count(node.graph, (*trail, name)) if node.graph else 1 for node in graph.nodes.values())
+            counts[name] = inner * (graph.repeat.times if graph.repeat else 1)
+        return counts[name]
+
+    total = count(program.entry, ())
+    if total > MAX_OPERATIONS:
+        yield Finding(
+            f"graph '{program.entry}'", f"at most {MAX_OPERATIONS} operations a batch, repeats counted", str(total),
+            f"make nodes coarser, or repeat inside an op; {AGAIN}", rule="too-many-operations",
+        )  # fmt: skip
 
 
 def ports_of(program: Program, node: Node, side: str) -> dict[str, Port] | None:
@@ -417,6 +449,7 @@ STRUCTURE: tuple[Rule, ...] = (
     check_entry,
     check_node_kinds,
     check_recursion,
+    check_size,
     check_edges,
     check_feeds,
     check_cycles,

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from graphlib import TopologicalSorter
 from typing import Literal
 
 from flashrt.ir.flatten import INPUT, OUTPUT, FlatProgram
@@ -147,13 +148,8 @@ def _closure(edges: set[tuple[str, str]]) -> dict[str, frozenset[str]]:
     for a, b in edges:
         successors.setdefault(a, set()).add(b)
     closed: dict[str, frozenset[str]] = {}
-
-    def visit(node: str) -> frozenset[str]:
-        if node not in closed:
-            below = successors.get(node, set())
-            closed[node] = frozenset(below).union(*(visit(child) for child in below))
-        return closed[node]
-
-    for node in list(successors):
-        visit(node)
+    # Named as its "predecessors", a node's successors come before it.
+    for node in TopologicalSorter(successors).static_order():
+        below = successors.get(node, set())
+        closed[node] = frozenset(below).union(*(closed[child] for child in below))
     return closed

@@ -128,7 +128,8 @@ def to_svg(program: Program) -> str:
         ".streaming{stroke:#1a7f37;stroke-width:2.5;fill:none}.carry{stroke:#bf3989;stroke-dasharray:5 4;fill:none}"
     )
     marker = (
-        '<marker id="tip" viewBox="0 0 8 8" refX="8" refY="4" markerWidth="7" markerHeight="7" orient="auto">'
+        '<marker id="tip" viewBox="0 0 8 8" refX="8" refY="4" markerWidth="9" markerHeight="9" '
+        'markerUnits="userSpaceOnUse" orient="auto">'
         '<path d="M0 0 L8 4 L0 8 z" fill="#57606a"/></marker>'
     )
     title = f"<title>Program {escape(program.name)}</title>"
