@@ -2,6 +2,7 @@
 # make test    all tests
 # make check   ruff, formatting, strict types
 # make bench   benchmarks: ratios against a peer or a floor measured in the same run
+# make soak    the long reliability runs: 100 kills, 200 random programs
 #
 # On a GPU host choose the torch build yourself:  make demo TORCH=torch==2.13.0
 
@@ -17,7 +18,7 @@ endif
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet
 export PYTHONDONTWRITEBYTECODE = 1
 
-.PHONY: all setup demo test check bench clean
+.PHONY: all setup demo test check bench soak clean
 all: setup
 setup: $(VENV)/.installed
 
@@ -45,6 +46,9 @@ check: setup
 bench: setup
 	$(BIN)/python benchmarks/server_start.py
 	$(BIN)/python benchmarks/harness.py
+
+soak: setup
+	$(BIN)/python scripts/soak.py --kills 100 --programs 200
 
 clean:
 	rm -rf $(VENV) build dist demo demo.json *.egg-info

@@ -6,6 +6,7 @@ import json
 import logging
 import os
 import signal
+import socket
 import sys
 import uuid
 from collections.abc import Mapping
@@ -35,6 +36,14 @@ folder, equivalence_check against the reference, bench_run, variant_update. Stop
 gpu_acquire before measuring, gpu_release at the end. Arguments take paths inside the workspace or ids that earlier
 calls returned. Jobs answer with an id: call job_wait until the state is final. Every error says what to change and
 what to call next."""
+
+
+class JobEndedError(FlashrtError):
+    """A job that failed or was lost while its starter still waited; carries the job's record."""
+
+    def __init__(self, record: Mapping[str, Any]) -> None:
+        super().__init__(str(record.get("error") or f"job '{record['job']}' is {record['state']}"))
+        self.record = record
 
 
 class FlashrtServer(MCPServer[Any]):
@@ -107,7 +116,7 @@ class FlashrtServer(MCPServer[Any]):
         job = await anyio.to_thread.run_sync(lambda: start_job(root, name, arguments))
         record = await self._wait(job, ANSWER_WITHIN_S, context)
         if record["state"] in {"failed", "lost"}:
-            raise InputError(str(record.get("error") or f"job '{job}' is {record['state']}"))
+            raise JobEndedError(record)
         return {**(record.get("result") or {}), **record}
 
     async def _wait(self, job: str, wait_s: float, context: Context[Any, Any] | None) -> dict[str, Any]:
@@ -157,6 +166,8 @@ def failure(error: FlashrtError) -> CallToolResult:
     }
     if isinstance(error, ResourceMissingError):
         record |= {"holders": list(error.holders), "retry_after_s": error.retry_after_s}
+    if isinstance(error, JobEndedError):
+        record = {**(error.record.get("error_detail") or {}), **error.record, **record}
     return CallToolResult(content=[TextContent(type="text", text=str(error))], structured_content=record, is_error=True)
 
 
@@ -170,13 +181,17 @@ def serve(root: Path, http: str | None = None) -> int:
     """
     logging.basicConfig(stream=sys.stderr, level=logging.WARNING)
     server = FlashrtServer(Workspace(root))
-    anyio.run(_serve_until_signal, server, http)
+    address = None if http is None else free_address(http)
+    try:
+        anyio.run(_serve_until_signal, server, address)
+    except* BrokenPipeError:
+        LOG.warning("the client went away without closing standard input")
     sys.stderr.flush()
     # A thread may still block on standard input; nothing of ours is left to clean up after this point.
     os._exit(0)
 
 
-async def _serve_until_signal(server: FlashrtServer, http: str | None) -> None:
+async def _serve_until_signal(server: FlashrtServer, address: tuple[str, int] | None) -> None:
     async with anyio.create_task_group() as group:
 
         async def watch() -> None:
@@ -187,12 +202,34 @@ async def _serve_until_signal(server: FlashrtServer, http: str | None) -> None:
                     os._exit(0)
 
         group.start_soon(watch)
-        if http is None:
+        if address is None:
             await server.run_stdio_async()
         else:
-            host, port = split_address(http)
+            host, port = address
             await server.run_streamable_http_async(host=host, port=port)
         group.cancel_scope.cancel()
+
+
+def free_address(text: str) -> tuple[str, int]:
+    """Return host and port of ``HOST:PORT`` where nobody listens.
+
+    Raises
+    ------
+    InputError
+        It is no such address, or cannot be listened on.
+    """
+    host, port = split_address(text)
+    try:
+        family, kind, _, _, place = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        with socket.socket(family, kind) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(place)
+    except OSError as error:
+        raise InputError(
+            Finding("option --http", "an address of this machine that is free", f"'{text}' ({error})",
+                    "choose another port, or end the server that has it")
+        ) from None  # fmt: skip
+    return host, port
 
 
 def split_address(text: str) -> tuple[str, int]:

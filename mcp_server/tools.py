@@ -84,7 +84,7 @@ TABLE: tuple[Tool, ...] = (
     Tool("bench_compare", "Ratios between finished runs with intervals; says when a difference is noise.", True),
     Tool("gpu_status", "Devices, topology, leases with their holders, foreign processes.", True),
     Tool("gpu_acquire", "Lease devices, all or none; says who holds what and when to retry when they are busy."),
-    Tool("gpu_release", "Give a lease back.", destructive=True),
+    Tool("gpu_release", "Give a lease back, so that others can have its devices.", destructive=True),
     Tool(
         "variant_add",
         "Queue a variant: a hypothesis with the transformation, the bottleneck it attacks and why it is legal. Makes "

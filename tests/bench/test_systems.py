@@ -268,9 +268,9 @@ def test_a_stray_process_in_another_session_is_ended_with_its_system(toy: Path) 
     with SystemProcess(system, ["actions"], log_path=toy / "log") as process:
         process.wait_ready(20)
         process.send(items[0])
-        strays = [p for p in process.members() if p.pid != process.pid]
+        strays = [number for number in process.members() if number != process.pid]
         assert strays
-    wait_until(lambda: not any(psutil.pid_exists(p.pid) for p in strays), "the stray to end")
+    wait_until(lambda: not any(psutil.pid_exists(number) for number in strays), "the stray to end")
 
 
 def test_inputs_are_the_same_for_a_seed_and_recordings_can_be_used_again(toy: Path) -> None:

@@ -7,7 +7,8 @@ from flashrt.bench.check import CheckSettings, check_equivalence
 from flashrt.bench.equality import Tolerance
 from flashrt.bench.io import InputClosed, SystemIO
 from flashrt.bench.record import read_inputs, read_recording, write_recording
-from flashrt.bench.run import SCENARIOS, RunSettings, run_benchmark
+from flashrt.bench.run import run_benchmark
+from flashrt.bench.settings import SCENARIOS, RunSettings
 from flashrt.bench.systems import System, resolve_system
 
 __all__ = [

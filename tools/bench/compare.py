@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from flashrt.bench.intervals import middle_95, ratio_draws, resample_means, usable
 from flashrt.errors import Finding, InputError
 
 # (metric, whether more is better)
@@ -21,8 +22,9 @@ METRICS: tuple[tuple[str, bool], ...] = (
 def compare_runs(runs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Compare runs with the first: for every metric the ratio, its 95 % interval, and a verdict.
 
-    The interval propagates both runs' own intervals (over process restarts) through the ratio. Without intervals, for
-    want of restarts, the verdict is ``inconclusive``.
+    Where the records hold block means of batches, the ratio's interval resamples both runs' restarts and blocks (see
+    `flashrt.bench.intervals`); else it propagates both runs' own intervals. Without either, the verdict is
+    ``inconclusive``.
 
     Raises
     ------
@@ -59,16 +61,38 @@ def _compare(first: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, An
         if not base or not value:
             continue
         ratio = value / base
-        spread = _relative_half_width(first, name), _relative_half_width(other, name)
-        interval = None
+        interval, method = _ratio_interval(first, other, name, ratio)
         verdict = "inconclusive"
-        if None not in spread:
-            width = math.hypot(*(part for part in spread if part is not None))
-            interval = [ratio * math.exp(-width), ratio * math.exp(width)]
-            if not interval[0] <= 1 <= interval[1]:
-                verdict = "better" if (ratio > 1) == more_is_better else "worse"
-        found[name] = {"baseline": base, "value": value, "ratio": ratio, "confidence_95": interval, "verdict": verdict}
+        if interval is not None and not interval[0] <= 1 <= interval[1]:
+            verdict = "better" if (ratio > 1) == more_is_better else "worse"
+        found[name] = {
+            "baseline": base,
+            "value": value,
+            "ratio": ratio,
+            "confidence_95": interval,
+            "confidence_method": method,
+            "verdict": verdict,
+        }
     return found
+
+
+def _ratio_interval(
+    first: Mapping[str, Any], other: Mapping[str, Any], name: str, ratio: float
+) -> tuple[list[float] | None, str | None]:
+    sampled = "period_ms" if name == "fps" else name
+    runs = [usable(run.get("block_means"), sampled) for run in (first, other)]
+    if runs[0] is not None and runs[1] is not None:
+        draws = ratio_draws(resample_means(runs[0]), resample_means(runs[1]))
+        if name == "fps":
+            # The elements of a batch are counted, not estimated: only the period is uncertain.
+            periods = (_at(other, "period_ms") or math.nan) / (_at(first, "period_ms") or math.nan)
+            draws = ratio * periods / draws
+        return middle_95(draws), "block bootstrap"
+    spread = [_relative_half_width(run, name) for run in (first, other)]
+    if None in spread:
+        return None, None
+    width = math.hypot(*(part for part in spread if part is not None))
+    return [ratio * math.exp(-width), ratio * math.exp(width)], "propagated"
 
 
 def _at(record: Mapping[str, Any], name: str) -> float | None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import secrets
+import time
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -10,10 +12,10 @@ from typing import Any
 
 from flashrt.bench.equality import stream_length
 from flashrt.bench.process import SystemProcess
-from flashrt.clock import MonotonicClock, monotonic_ns
+from flashrt.clock import monotonic_ns
 from flashrt.errors import input_error
 
-CLOCK = MonotonicClock()
+SPIN_NS = 300_000
 
 
 @dataclass(frozen=True)
@@ -35,6 +37,8 @@ class Recorder:
     sent_ns: list[int] = field(default_factory=list)
     written: list[Written] = field(default_factory=list)
     batches_done: int = 0
+    ends: list[int] = field(default_factory=list)
+    """How many writes had come when each batch was said to be done."""
     elements: dict[str, int] = field(default_factory=lambda: defaultdict(int))
     ended: bool = False
     keep_values: bool = True
@@ -49,6 +53,7 @@ class Recorder:
             self.written.append(Written(at_ns, message["name"], count, kept, message.get("batch")))
         elif message["kind"] == "batch_done":
             self.batches_done = max(self.batches_done, int(message["batch"]) + 1)
+            self.ends.append(len(self.written))
         elif message["kind"] == "done":
             self.ended = True
 
@@ -155,9 +160,19 @@ def open_loop(
             if arrival is None:
                 break
             recorder.take(arrival.at_ns, arrival.message)
-        CLOCK.sleep_until_ns(when_ns)
+        wait_until_ns(when_ns)
         send(process, recorder, item, when_ns)
     settle(process, recorder, per_batch, timeout_s)
+
+
+def wait_until_ns(when_ns: int) -> None:
+    """Wait for a moment without sleeping through it, and without keeping the receiving thread from stamping."""
+    while (left_ns := when_ns - monotonic_ns()) > 0:
+        if left_ns > SPIN_NS:
+            time.sleep((left_ns - SPIN_NS) / 1e9)
+        else:
+            # Gives up both the interpreter and the core, as a sleep of nothing would, without that one's 50 µs.
+            os.sched_yield()
 
 
 def settle(process: SystemProcess, recorder: Recorder, per_batch: Mapping[str, float] | None, timeout_s: float) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from flashrt.bench.record import EXIT_USER_ERROR, write_recording
 from flashrt.errors import FlashrtError
-from flashrt.ir.execute import load_function, user_error
+from flashrt.ir.ops import load_function, user_error
 
 
 def main(arguments: Sequence[str]) -> int:

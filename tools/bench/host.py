@@ -8,12 +8,10 @@ from __future__ import annotations
 
 import argparse
 import os
-import signal
-import socket
 import sys
 import threading
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +19,7 @@ from flashrt.bench.io import CLOSED, InputClosed, Inputs, Outputs, SystemIO
 from flashrt.clock import monotonic_ns
 from flashrt.errors import FlashrtError
 from flashrt.ir.build import BuiltProgram
+from flashrt.runtime.lifeline import current_place, end_system, inherited_socket
 from flashrt.runtime.usage import process_usage
 from flashrt.runtime.wire import Connection
 
@@ -32,12 +31,13 @@ def main() -> int:
     parser = argparse.ArgumentParser()
     parser.add_argument("--fd", type=int, required=True)
     arguments = parser.parse_args()
-    connection = Connection(socket.socket(fileno=arguments.fd), torch=True)
-    os.set_inheritable(arguments.fd, False)
+    connection = Connection(inherited_socket(arguments.fd), torch=True)
     hello = connection.receive()
     if hello is None:
         return 1
     spec = hello["value"]
+    # The values of a deployment only pass through its supervisor: as bytes, without torch.
+    connection.torch = spec["kind"] != "deployment"
     inputs = Inputs(spec["inputs"])
     io = SystemIO(
         inputs,
@@ -47,11 +47,11 @@ def main() -> int:
         lambda: connection.send({"kind": "ready", "at_ns": monotonic_ns()}),
         connection.send,
     )
+    threading.Thread(target=_receive, args=(connection, inputs, io), daemon=True).start()
     try:
         serve = load_system(spec)
     except BaseException as error:  # noqa: BLE001 - reported to the harness whatever it is
         return _fail(connection, error, "load")
-    threading.Thread(target=_receive, args=(connection, inputs), daemon=True).start()
     try:
         serve(io)
     except InputClosed:
@@ -66,30 +66,37 @@ def _write(connection: Connection, name: str, value: Any, batch: int | None) -> 
     connection.send({"kind": "output", "name": name, "batch": batch}, value, f"output '{name}'")
 
 
-def _receive(connection: Connection, inputs: Inputs) -> None:
-    while True:
-        try:
-            message = connection.receive()
-        except Exception:  # noqa: BLE001 - a broken harness ends the system, whatever broke
-            message = None
-        if message is None:
-            # The harness is gone without saying goodbye: nothing of this group may outlive it.
-            os.killpg(os.getpgrp(), signal.SIGKILL)
-            return
-        if message["kind"] == "input":
-            for name, value in message["value"].items():
-                inputs[name].put(value)
-        elif message["kind"] == "close":
-            for buffer in inputs.values():
-                buffer.put(CLOSED)
-        elif message["kind"] == "bye":
-            return
+def _receive(connection: Connection, inputs: Inputs, io: SystemIO) -> None:
+    try:
+        while (message := connection.receive()) is not None and message["kind"] != "bye":
+            _take(connection, message, inputs, io)
+    except BaseException:  # noqa: BLE001 - a broken harness, or a connection that user code closed, ends the system
+        traceback.print_exc()
+        message = None
+    if message is None:
+        # The harness is gone without saying goodbye: nothing of this system may outlive it.
+        sys.stderr.flush()
+        end_system()
+
+
+def _take(connection: Connection, message: Mapping[str, Any], inputs: Inputs, io: SystemIO) -> None:
+    if message["kind"] == "input":
+        for name, value in message["value"].items():
+            inputs[name].put(value)
+    elif message["kind"] == "close":
+        for buffer in inputs.values():
+            buffer.put(CLOSED)
+    elif message["kind"] == "where" and not io.ask_where():
+        connection.send({"kind": "at", "text": current_place()})
 
 
 def _fail(connection: Connection, error: BaseException, phase: str) -> int:
     trace = "" if isinstance(error, FlashrtError) else traceback.format_exc(limit=-6)
     text = str(error) if isinstance(error, FlashrtError) else f"{type(error).__name__}: {error}"
-    connection.send({"kind": "failed", "phase": phase, "text": text, "traceback": trace})
+    try:
+        connection.send({"kind": "failed", "phase": phase, "text": text, "traceback": trace})
+    except OSError:
+        print(f"{text}\n{trace}", file=sys.stderr)
     return 3
 
 
@@ -97,7 +104,7 @@ def load_system(spec: dict[str, Any]) -> Serve:
     """Return the serving function of a system: the user's own, the interpreter, or the runtime."""
     kind = spec["kind"]
     if kind == "code":
-        from flashrt.ir.execute import load_function
+        from flashrt.ir.ops import load_function
 
         return load_function(Path(spec["path"]), spec["function"])
     from flashrt.ir.build import build
@@ -114,8 +121,8 @@ def load_system(spec: dict[str, Any]) -> Serve:
 
 def serve_program(built: BuiltProgram, io: SystemIO) -> None:
     """Serve a program with the sequential interpreter: each batch whole, after the other."""
-    from flashrt.ir.execute import Context
     from flashrt.ir.interpret import Interpreter
+    from flashrt.ir.ops import Context
 
     spans = _Spans(io)
     interpreter = Interpreter(built.flat, built.folder, Context(device="cpu", config=io.config), spans)

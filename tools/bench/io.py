@@ -73,7 +73,8 @@ class OutputBuffer:
         Parameters
         ----------
         batch
-            Which batch it belongs to; needed only where batches yield different amounts.
+            Which batch it belongs to; needed only where batches yield different amounts and `SystemIO.batch_done` is
+            not called after each.
         """
         self._write(self.name, value, batch)
 
@@ -145,16 +146,30 @@ class SystemIO:
         self.config = config
         self._on_ready = on_ready
         self._on_event = on_event
+        self._where: list[Callable[[], None]] = []
 
     def ready(self) -> None:
         """Say that everything is loaded and warm; items arrive only after this."""
         self._on_ready()
 
     def batch_done(self, batch: int) -> None:
-        """Say that all outputs of a batch have been written; the runtime and the interpreter do."""
+        """Say that all outputs of a batch have been written, in order of the batches.
+
+        The runtime and the interpreter do; other systems need to only where batches yield different amounts.
+        """
         self.note({"kind": "batch_done", "batch": batch})
 
     def note(self, event: dict[str, Any]) -> None:
         """Send an event beside the outputs: spans of operations, for the trace."""
         if self._on_event is not None:
             self._on_event(event)
+
+    def on_where(self, ask: Callable[[], None]) -> None:
+        """Say whom to ask where the system is, when it is silent for too long; answers are ``at`` events."""
+        self._where.append(ask)
+
+    def ask_where(self) -> bool:
+        """Ask those that `on_where` named; return whether there are any."""
+        for ask in self._where:
+            ask()
+        return bool(self._where)

@@ -13,6 +13,9 @@ from typing import Any
 import numpy as np
 
 from flashrt.bench.drive import Recorder
+from flashrt.bench.intervals import block_means, middle_95, resample_means, resample_quantiles, students_t_95
+
+MAX_SLOPE_POINTS = 400
 
 
 @dataclass(frozen=True)
@@ -23,18 +26,36 @@ class Timeline:
     ----------
     due_ns : [batches]
         When each batch's item was meant to be sent.
-    visible_ns : [batches, elements of a batch]
-        When each element had arrived in the harness.
+    visible_ns : [batches, elements of the largest batch]
+        When each element had arrived in the harness; a smaller batch repeats its last one.
+    counts : [batches]
+        How many elements each batch has.
     """
 
     output: str
     due_ns: np.ndarray
     visible_ns: np.ndarray
+    counts: np.ndarray
 
     @property
-    def num_elements(self) -> int:
-        """Elements (frames, samples, tokens) of a batch."""
-        return int(self.visible_ns.shape[1])
+    def num_elements(self) -> float:
+        """Elements (frames, samples, tokens) of a batch, on average."""
+        return float(self.counts.mean())
+
+    @property
+    def completed_ns(self) -> np.ndarray:
+        """When each batch was complete; shape [batches]."""
+        return np.asarray(self.visible_ns.max(axis=1))
+
+    @property
+    def all_visible_ns(self) -> np.ndarray:
+        """When each element of the stream had arrived, in order."""
+        columns = np.arange(self.visible_ns.shape[1])
+        return np.asarray(self.visible_ns[columns[None, :] < self.counts[:, None]])
+
+    def since(self, start: int) -> Timeline:
+        """Return the part from batch `start` on."""
+        return Timeline(self.output, self.due_ns[start:], self.visible_ns[start:], self.counts[start:])
 
 
 @dataclass(frozen=True)
@@ -48,7 +69,8 @@ class Attribution:
 def attribute(recorder: Recorder) -> Attribution:
     """Assign what was written to the batches that were sent.
 
-    Where the system tags its writes, by tag; else evenly, in order: every batch owes the same number of elements.
+    In this order: by the batch that a write names; by the ends of batches that the system tells; one write a batch,
+    where there are as many; else evenly, every batch with the same number of elements.
     """
     num_batches = len(recorder.intended_ns)
     timelines, problems = [], []
@@ -56,31 +78,49 @@ def attribute(recorder: Recorder) -> Attribution:
     if not names:
         problems.append("the system wrote nothing")
     for name in names:
-        writes = [write for write in recorder.written if write.output == name]
-        stamps: list[list[int]] = [[] for _ in range(num_batches)]
-        if all(write.batch is not None for write in writes):
-            for write in writes:
-                if write.batch is not None and 0 <= write.batch < num_batches:
-                    stamps[write.batch] += [write.at_ns] * write.num_elements
-        else:
-            flat = [write.at_ns for write in writes for _ in range(write.num_elements)]
-            if not flat or len(flat) % num_batches:
-                if len(writes) == num_batches:
-                    flat, share = [write.at_ns for write in writes], 1
-                else:
-                    problems.append(f"output '{name}': {len(flat)} elements do not divide among {num_batches} batches")
-                    continue
-            share = len(flat) // num_batches
-            stamps = [flat[j * share : (j + 1) * share] for j in range(num_batches)]
-        sizes = {len(batch) for batch in stamps}
-        if sizes == {0} or 0 in sizes:
-            problems.append(f"output '{name}': batch {next(j for j, b in enumerate(stamps) if not b)} has no element")
+        batches = _batches_of(recorder, name)
+        if isinstance(batches, str):
+            problems.append(f"output '{name}': {batches}")
             continue
-        if len(sizes) > 1:
-            # Unequal batches have no common display schedule: each is judged by its first and last element.
-            stamps = [[batch[0], batch[-1]] for batch in stamps]
-        timelines.append(Timeline(name, np.asarray(recorder.intended_ns), np.asarray(stamps)))
+        counts = np.bincount(batches, minlength=num_batches)
+        if len(counts) > num_batches:
+            problems.append(f"output '{name}': batch {len(counts) - 1} of {num_batches} batches")
+        elif not counts.all():
+            problems.append(f"output '{name}': batch {int(np.argmin(counts))} has no element")
+        else:
+            timelines.append(_timeline(recorder, name, batches, counts))
     return Attribution(tuple(timelines), tuple(problems))
+
+
+def _batches_of(recorder: Recorder, name: str) -> np.ndarray | str:
+    """Return the batch of every element of an output, or why it cannot be said."""
+    writes = [(index, write) for index, write in enumerate(recorder.written) if write.output == name]
+    sizes = np.asarray([write.num_elements for _, write in writes])
+    num_batches, total = len(recorder.intended_ns), int(sizes.sum())
+    if all(write.batch is not None and write.batch >= 0 for _, write in writes):
+        return np.asarray([write.batch for _, write in writes]).repeat(sizes)
+    if len(recorder.ends) >= num_batches > 0:
+        ended = np.searchsorted(recorder.ends[:num_batches], [index for index, _ in writes], side="right")
+        return np.asarray(ended.repeat(sizes))
+    if len(writes) == num_batches:
+        return np.arange(num_batches).repeat(sizes)
+    share, left = divmod(total, num_batches) if num_batches else (0, 1)
+    if left or not share:
+        return (
+            f"{total} elements do not divide among {num_batches} batches; where batches yield different amounts, call "
+            "io.batch_done(batch) after each"
+        )
+    return np.arange(total) // share
+
+
+def _timeline(recorder: Recorder, name: str, batches: np.ndarray, counts: np.ndarray) -> Timeline:
+    writes = [write for write in recorder.written if write.output == name]
+    stamps = np.asarray([write.at_ns for write in writes]).repeat([write.num_elements for write in writes])
+    flat = stamps[np.argsort(batches, kind="stable")]
+    # A smaller batch repeats its last element, so that its row is as wide as the largest one's.
+    columns = np.minimum(np.arange(int(counts.max()))[None, :], counts[:, None] - 1)
+    begins = np.cumsum(counts) - counts
+    return Timeline(name, np.asarray(recorder.intended_ns), flat[begins[:, None] + columns], counts)
 
 
 def quantiles(values_ms: np.ndarray) -> dict[str, float]:
@@ -98,11 +138,12 @@ def offsets_ms(timeline: Timeline, period_ns: float) -> np.ndarray:
     """Return visible time minus schedule for every element, in ms; shape [batches, elements].
 
     Batch j's item is sent when its last sub-interval has ended, at (j + 1) T, so its schedule began one period
-    before it was due: element k is scheduled at jT + k T / N.
+    before it was due: element k of N is scheduled at jT + k T / N.
     """
-    batches, elements = timeline.visible_ns.shape
+    batches, columns = timeline.visible_ns.shape
     begin = int(timeline.due_ns[0]) - period_ns + np.arange(batches)[:, None] * period_ns
-    schedule = begin + np.arange(elements)[None, :] * (period_ns / elements)
+    position = np.minimum(np.arange(columns)[None, :], timeline.counts[:, None] - 1)
+    schedule = begin + position * (period_ns / timeline.counts[:, None])
     return np.asarray((timeline.visible_ns - schedule) / 1e6)
 
 
@@ -111,16 +152,13 @@ def stalls(visible_ns: np.ndarray, interval_ns: float) -> tuple[int, float]:
 
     An element is late when it is not there one interval after the one before was shown, half an interval forgiven.
     """
-    shown = float(visible_ns[0])
-    late, frozen = 0, 0.0
-    for at in visible_ns[1:]:
-        due = shown + interval_ns
-        if at > due + interval_ns / 2:
-            late += 1
-            frozen += float(at) - due
-        shown = max(due, float(at))
-    total = shown - float(visible_ns[0])
-    return late, frozen / total if total > 0 else 0.0
+    steps = np.arange(len(visible_ns)) * interval_ns
+    # Shown as soon as it is there, and no sooner than one interval after the one before.
+    shown = np.maximum.accumulate(visible_ns - visible_ns[0] - steps) + steps
+    wait = visible_ns[1:] - visible_ns[0] - shown[:-1] - interval_ns
+    late = wait > interval_ns / 2
+    total = float(shown[-1])
+    return int(late.sum()), float(wait[late].sum()) / total if total > 0 else 0.0
 
 
 def jitter_ms(arrivals_ns: np.ndarray, expected_ns: float) -> float:
@@ -140,36 +178,58 @@ def measure(timeline: Timeline, start: int, period_ms: float | None) -> dict[str
         The period at which items were sent; None when the scenario is closed loop, where the measured period
         stands in for it and offsets do not apply.
     """
-    due, visible = timeline.due_ns[start:], timeline.visible_ns[start:]
-    completed = visible.max(axis=1)
-    latency = (completed - due) / 1e6
-    measured_ns = float(completed[-1] - completed[0]) / (len(completed) - 1) if len(completed) > 1 else math.nan
-    per_batch = timeline.num_elements
+    part = timeline.since(start)
+    completed, latency = part.completed_ns, latencies_ms(part)
+    num_gaps = len(completed) - 1
+    measured_ns = float(completed[-1] - completed[0]) / num_gaps if num_gaps else math.nan
     open_loop_ns = period_ms * 1e6 if period_ms is not None else None
     spacing = open_loop_ns if open_loop_ns is not None else measured_ns
     found: dict[str, Any] = {
         "ttfo_ms": float((timeline.visible_ns[0, 0] - timeline.due_ns[0]) / 1e6),
-        "first_output_ms": float(((visible[:, 0] - due) / 1e6).mean()),
+        "first_output_ms": float(first_outputs_ms(part).mean()),
         "latency_ms": quantiles(latency),
         "period_ms": measured_ns / 1e6,
-        "fps": per_batch * 1e9 / measured_ns if measured_ns else math.nan,
-        "jitter_ms": jitter_ms(completed, spacing) if len(completed) > 1 else None,
-        "elements_per_batch": per_batch,
+        "fps": float(part.counts[1:].mean()) * 1e9 / measured_ns if num_gaps and measured_ns else math.nan,
+        "jitter_ms": jitter_ms(completed, spacing) if num_gaps else None,
+        "elements_per_batch": part.num_elements,
     }
-    if len(completed) > 1:
-        late, frozen = stalls(visible.reshape(-1), spacing / per_batch)
+    if num_gaps:
+        stream = part.all_visible_ns
+        late, frozen = stalls(stream, spacing / part.num_elements)
         found["deadline_misses"], found["stall_ratio"] = late, frozen
     if open_loop_ns is not None:
-        offsets = offsets_ms(Timeline(timeline.output, due, visible), open_loop_ns)
+        offsets = offsets_ms(part, open_loop_ns)
         found["d0_ms"] = float(offsets.max())
-        found["drift_ms_per_batch"] = _slope(offsets.max(axis=1))
+        found["drift_ms_per_batch"] = slope(offsets.max(axis=1))
     return found
 
 
-def _slope(values: np.ndarray) -> float:
+def latencies_ms(timeline: Timeline) -> np.ndarray:
+    """Return each batch's time from its intended send to its last element, in ms."""
+    return np.asarray((timeline.completed_ns - timeline.due_ns) / 1e6)
+
+
+def first_outputs_ms(timeline: Timeline) -> np.ndarray:
+    """Return each batch's time from its intended send to its first element, in ms."""
+    return np.asarray((timeline.visible_ns[:, 0] - timeline.due_ns) / 1e6)
+
+
+def gaps_ms(timeline: Timeline) -> np.ndarray:
+    """Return the times between completed batches, in ms."""
+    return np.asarray(np.diff(timeline.completed_ns) / 1e6)
+
+
+def slope(values: np.ndarray) -> float:
+    """Return by how much a series grows a step (Theil-Sen: a single hiccup does not tilt it); 0 below three values."""
     if len(values) < 3:
         return 0.0
-    return float(np.polyfit(np.arange(len(values)), values, 1)[0])
+    from scipy.stats import theilslopes
+
+    # The estimator looks at all pairs: a long series is thinned by the medians of neighbours.
+    size = -(-len(values) // MAX_SLOPE_POINTS)
+    whole = len(values) // size * size
+    thinned = np.median(np.asarray(values[:whole], float).reshape(-1, size), axis=1)
+    return float(theilslopes(thinned)[0]) / size if len(thinned) > 1 else 0.0
 
 
 def busy_shares(spans: Sequence[Mapping[str, Any]], begin_ns: int, end_ns: int) -> dict[str, float]:
@@ -183,22 +243,8 @@ def busy_shares(spans: Sequence[Mapping[str, Any]], begin_ns: int, end_ns: int) 
     return {name: time / length for name, time in sorted(busy.items())}
 
 
-def interval_95(values: Sequence[float]) -> list[float] | None:
-    """Return the 95 % confidence interval of the mean over runs (Student's t), or None for fewer than two runs."""
-    finite = [value for value in values if value is not None and math.isfinite(value)]
-    if len(finite) < 2:
-        return None
-    from scipy import stats
-
-    mean, error = float(np.mean(finite)), float(stats.sem(finite))
-    if error == 0:
-        return [mean, mean]
-    low, high = stats.t.interval(0.95, len(finite) - 1, loc=mean, scale=error)
-    return [float(low), float(high)]
-
-
 def combine(runs: Sequence[Mapping[str, Any]]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return (means over runs, confidence intervals), nested as the runs' metrics are; counts are added up."""
+    """Return (means over runs, intervals from one value a run), nested as the runs' metrics are; counts are added."""
     means: dict[str, Any] = {}
     intervals: dict[str, Any] = {}
     for key in dict.fromkeys(key for run in runs for key in run):
@@ -213,5 +259,39 @@ def combine(runs: Sequence[Mapping[str, Any]]) -> tuple[dict[str, Any], dict[str
             means[key] = max(values)
         else:
             means[key] = float(np.mean(values))
-            intervals[key] = interval_95([float(value) for value in values])
+            intervals[key] = students_t_95([float(value) for value in values])
     return means, intervals
+
+
+def samples_of(parts: Sequence[Timeline]) -> dict[str, list[list[float]]]:
+    """Return what a comparison resamples: figure -> for every restart the means of blocks of batches.
+
+    `parts` are one output's measured batches, one a restart.
+    """
+    return {
+        "period_ms": [
+            [round(mean, 6) for mean in block_means(gaps_ms(part))] for part in parts if len(part.counts) > 1
+        ],
+        "latency_ms.mean": [[round(mean, 6) for mean in block_means(latencies_ms(part))] for part in parts],
+        "first_output_ms": [[round(mean, 6) for mean in block_means(first_outputs_ms(part))] for part in parts],
+    }
+
+
+def batch_intervals(parts: Sequence[Timeline], samples: Mapping[str, Sequence[Sequence[float]]]) -> dict[str, Any]:
+    """Return the intervals of the figures that every batch contributes to, nested as the metrics are."""
+    latency = dict(
+        zip(
+            ("p50", "p90", "p99"),
+            (middle_95(draws) for draws in resample_quantiles([latencies_ms(p) for p in parts], (50, 90, 99)).T),
+            strict=True,
+        )
+    )
+    found: dict[str, Any] = {
+        "latency_ms": {"mean": middle_95(resample_means(samples["latency_ms.mean"])), **latency},
+        "first_output_ms": middle_95(resample_means(samples["first_output_ms"])),
+    }
+    if samples["period_ms"]:
+        periods = resample_means(samples["period_ms"])
+        elements = float(np.mean([part.counts[1:].mean() for part in parts if len(part.counts) > 1]))
+        found["period_ms"], found["fps"] = middle_95(periods), middle_95(elements * 1e3 / periods)
+    return found

@@ -6,6 +6,7 @@ import os
 import queue
 import signal
 import socket
+import struct
 import subprocess
 import sys
 import threading
@@ -17,15 +18,19 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-import psutil
-
 from flashrt.bench.systems import System
 from flashrt.clock import monotonic_ns
 from flashrt.errors import InputError, input_error
-from flashrt.runtime.wire import Connection
+from flashrt.runtime.lifeline import MARK, descendants, exit_words, kill_marked, resident_bytes, wait_exit
+from flashrt.runtime.wire import Connection, pack
 
-MARK = "FLASHRT_SYSTEM"
 LOG_TAIL_BYTES = 1500
+SOCKET_BYTES = 4 << 20
+SAMPLE_S = 0.2
+ANSWER_S = 1.0
+SEND_TIMEOUT_S = 60
+"""How long a system may take nothing off its socket before it counts as hung; its reader is FlashRT's own thread."""
+ARRIVALS = {"ready", "output", "batch_done", "done", "failed"}
 
 
 @dataclass(frozen=True)
@@ -37,7 +42,7 @@ class Arrival:
 
 
 class SystemProcess:
-    """A running system: a context manager that leaves no process behind, whatever happens.
+    """A running system: a context manager that leaves no process, thread or descriptor behind, whatever happens.
 
     Parameters
     ----------
@@ -45,6 +50,11 @@ class SystemProcess:
         Names of the leased devices; CPU devices also bound the cores that the system may use.
     log_path
         Where its standard output and error go.
+
+    Attributes
+    ----------
+    events
+        What came beside the outputs: spans, notes, what each worker used.
     """
 
     def __init__(
@@ -67,32 +77,43 @@ class SystemProcess:
         self.peak_host_bytes = 0
         self._log_path = log_path
         self._mark = uuid.uuid4().hex
+        self._stop = threading.Event()
+        self._answered = threading.Event()
+        self._exited = threading.Event()
+        self._threads: list[threading.Thread] = []
+        hello = {**system.as_hello(), "inputs": list(inputs), "devices": list(devices), "config": dict(config or {})}
+        greeting = pack({"kind": "hello"}, hello, "config")
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
-        for end in (ours, theirs):
-            end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4 << 20)
+        with theirs:
+            try:
+                self._process = self._start(theirs, {**_threads(), **(environment or {})})
+            except OSError as error:
+                ours.close()
+                raise self._error("not-started", "a process that starts", str(error), log=False) from error
+        self._pidfd = os.pidfd_open(self._process.pid)
+        ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SOCKET_BYTES)
+        ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", SEND_TIMEOUT_S, 0))
         self._connection = Connection(ours, torch=False)
-        cores = [int(name.removeprefix("cpu-")) for name in devices if name.startswith("cpu-")]
-        with log_path.open("ab") as log, theirs:
-            self._process = subprocess.Popen(
+        _pin(self._process.pid, devices)
+        # A process that has died already shows in the first `next_arrival`, with what it printed.
+        self.send_packed(greeting)
+        for target in (self._receive, self._watch):
+            self._threads.append(threading.Thread(target=target, daemon=True))
+            self._threads[-1].start()
+
+    def _start(self, theirs: socket.socket, environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
+        theirs.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SOCKET_BYTES)
+        with self._log_path.open("ab") as log:
+            return subprocess.Popen(
                 [sys.executable, "-P", "-m", "flashrt.bench.host", "--fd", str(theirs.fileno())],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
                 pass_fds=[theirs.fileno()],
                 start_new_session=True,
-                cwd=system.path.parent,
-                env={**os.environ, **_threads(), **(environment or {}), MARK: self._mark, "PYTHONUNBUFFERED": "1"},
+                cwd=self.system.path.parent,
+                env={**os.environ, **environment, MARK: self._mark, "PYTHONUNBUFFERED": "1"},
             )
-        if cores:
-            with suppress(OSError, psutil.Error):
-                psutil.Process(self._process.pid).cpu_affinity(cores)
-        hello = {**system.as_hello(), "inputs": list(inputs), "devices": list(devices), "config": dict(config or {})}
-        self._connection.send({"kind": "hello"}, hello)
-        self._receiver = threading.Thread(target=self._receive, daemon=True)
-        self._receiver.start()
-        self._sampling = threading.Event()
-        self._sampler = threading.Thread(target=self._sample_memory, daemon=True)
-        self._sampler.start()
 
     @property
     def pid(self) -> int:
@@ -110,45 +131,53 @@ class SystemProcess:
     def _receive(self) -> None:
         try:
             while (message := self._connection.receive()) is not None:
-                now = monotonic_ns()
-                if message["kind"] in {"span", "note"}:
-                    self.events.append(message)
-                else:
-                    self.arrivals.put(Arrival(now, message))
-        except (OSError, ValueError, KeyError) as error:
+                if message["kind"] in ARRIVALS:
+                    self.arrivals.put(Arrival(self._connection.received_ns, message))
+                    continue
+                self.events.append(message)
+                if message["kind"] == "at":
+                    self._answered.set()
+        except (OSError, ValueError, KeyError, MemoryError) as error:
             self.arrivals.put(Arrival(monotonic_ns(), {"kind": "garbled", "text": f"{type(error).__name__}: {error}"}))
         self.arrivals.put(None)
 
-    def _sample_memory(self) -> None:
-        while not self._sampling.wait(0.2):
-            total = 0
-            for process in self.members():
-                with suppress(psutil.Error):
-                    total += process.memory_info().rss
-            self.peak_host_bytes = max(self.peak_host_bytes, total)
+    def _watch(self) -> None:
+        """Sample the memory in use until the first process ends; then nothing more is to be read."""
+        while not self._stop.is_set():
+            if wait_exit(self._pidfd, SAMPLE_S):
+                self._exited.set()
+                self._connection.stop_reading()
+                return
+            in_use = sum(resident_bytes(number) for number in descendants(self._process.pid))
+            self.peak_host_bytes = max(self.peak_host_bytes, in_use)
 
-    def members(self) -> list[psutil.Process]:
-        """Return the system's processes: its first one and all below it."""
-        try:
-            first = psutil.Process(self._process.pid)
-            return [first, *first.children(recursive=True)]
-        except psutil.Error:
-            return []
+    def members(self) -> list[int]:
+        """Return the ids of the system's processes: its first one and all below it."""
+        return [] if self._exited.is_set() else descendants(self._process.pid)
 
     def send(self, item: Mapping[str, Any]) -> None:
-        """Put one item a named input; a dead system shows in the next `next_arrival`."""
-        with suppress(OSError):
-            self._connection.send({"kind": "input"}, dict(item))
+        """Put one item a named input; a dead system shows in the next `next_arrival`.
+
+        Raises
+        ------
+        InputError
+            The system is alive and takes nothing.
+        """
+        self.send_packed(pack({"kind": "input"}, dict(item)))
 
     def send_packed(self, buffers: Sequence[memoryview | bytes]) -> None:
         """Put an item that was packed before, so that packing is not in a timed path."""
-        with suppress(OSError):
+        try:
             self._connection.send_packed(buffers)
+        except BlockingIOError:
+            place = self._place()
+            raise self._error("hang", f"to take its input within {SEND_TIMEOUT_S} s", f"nothing taken{place}") from None
+        except OSError:
+            return
 
     def close_inputs(self) -> None:
         """Say that no more items will come."""
-        with suppress(OSError):
-            self._connection.send({"kind": "close"})
+        self.send_packed(pack({"kind": "close"}))
 
     def next_arrival(self, timeout_s: float, waiting_for: str) -> Arrival:
         """Return the next output, ``ready``, ``batch_done`` or ``done`` message.
@@ -160,8 +189,20 @@ class SystemProcess:
         """
         arrival = self.poll(timeout_s, waiting_for)
         if arrival is None:
-            raise self._error("hang", f"{waiting_for} within {timeout_s:.0f} s", "nothing")
+            raise self._error("hang", f"{waiting_for} within {timeout_s:.0f} s", f"nothing{self._place()}")
         return arrival
+
+    def _place(self) -> str:
+        """Return where the system says that it is, for an error."""
+        self._answered.clear()
+        with suppress(OSError):
+            self._connection.send({"kind": "where"})
+        if not self._answered.wait(ANSWER_S):
+            return ""
+        # One answer a worker, each on its own connection: they come together, or not at all.
+        self._exited.wait(ANSWER_S / 4)
+        places = [str(event["text"]) for event in list(self.events) if event["kind"] == "at"]
+        return f"; it is at {'; '.join(places)}"
 
     def poll(self, timeout_s: float, waiting_for: str = "an output") -> Arrival | None:
         """Return the next message as `next_arrival` does, or None when none came in time."""
@@ -170,9 +211,7 @@ class SystemProcess:
         except queue.Empty:
             return None
         if arrival is None:
-            code = self._exit_code()
-            said = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit status {code}"
-            raise self._error("crash", waiting_for, f"the process ended with {said}")
+            raise self._error("crash", waiting_for, self._ending())
         kind = arrival.message["kind"]
         if kind == "failed":
             text = arrival.message["text"]
@@ -194,11 +233,15 @@ class SystemProcess:
             got = "the system returned" if arrival.message["kind"] == "done" else f"{arrival.message['kind']} first"
             raise self._error("not-ready", "io.ready() before anything else", got)
 
-    def _exit_code(self) -> int:
-        try:
-            return self._process.wait(timeout=5)
-        except subprocess.TimeoutExpired:
-            return 0
+    def _ending(self) -> str:
+        """Return how the first process ended; it stays unreaped, so that its number is nobody else's yet."""
+        if not self._exited.wait(5):
+            return "the process closed its connection and still runs"
+        found = os.waitid(os.P_PID, self._process.pid, os.WEXITED | os.WNOWAIT | os.WNOHANG)
+        if found is None:
+            return "the process ended"
+        code = found.si_status if found.si_code == os.CLD_EXITED else -found.si_status
+        return f"the process ended with {exit_words(code)}"
 
     def _error(self, rule: str, expected: str, got: str, *, log: bool = True) -> InputError:
         tail = self.log_tail() if log else ""
@@ -210,46 +253,39 @@ class SystemProcess:
     def log_tail(self) -> str:
         """Return the last of what the system printed."""
         try:
-            data = self._log_path.read_bytes()
+            with self._log_path.open("rb") as file:
+                file.seek(max(file.seek(0, os.SEEK_END) - LOG_TAIL_BYTES, 0))
+                return file.read().decode(errors="replace").strip()
         except OSError:
             return ""
-        return data[-LOG_TAIL_BYTES:].decode(errors="replace").strip()
 
     def end(self, grace_s: float = 2.0) -> None:
         """End the system: politely when it has finished, else its whole group at once; always reaped."""
         if self.finished:
             with suppress(OSError):
                 self._connection.send({"kind": "bye"})
-            with suppress(subprocess.TimeoutExpired):
-                self._process.wait(timeout=grace_s)
-        self._sampling.set()
-        strays = self.members()
+            self._exited.wait(grace_s)
+        self._stop.set()
+        # Not reaped yet, so that the group's number cannot belong to others.
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(self._process.pid, signal.SIGKILL)
-        for process in [*strays, *marked_processes(self._mark)]:
-            with suppress(psutil.Error):
-                process.kill()
+        kill_marked(self._mark)
         self._process.wait()
         self._connection.shutdown()
-        self._receiver.join(timeout=5)
-        self._sampler.join(timeout=5)
+        for thread in self._threads:
+            thread.join(timeout=5)
+        os.close(self._pidfd)
         self._connection.close()
+
+
+def _pin(number: int, devices: Sequence[str]) -> None:
+    cores = {int(name.removeprefix("cpu-")) for name in devices if name.startswith("cpu-")}
+    if cores:
+        # A core that this machine does not have: the system runs where it may.
+        with suppress(OSError):
+            os.sched_setaffinity(number, cores)
 
 
 def _threads() -> dict[str, str]:
     # One thread a worker: more change the bits of some models and run slower on a shared host (spec/apps.md).
     return {name: os.environ.get(name, "1") for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")}
-
-
-def marked_processes(mark: str) -> list[psutil.Process]:
-    """Return live processes that carry a system's mark in their environment, wherever they moved to."""
-    found = []
-    needle = f"{MARK}={mark}".encode()
-    for pid in psutil.pids():
-        try:
-            with open(f"/proc/{pid}/environ", "rb") as file:
-                if needle in file.read():
-                    found.append(psutil.Process(pid))
-        except (OSError, psutil.Error):
-            continue
-    return found

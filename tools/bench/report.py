@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from flashrt.bench.drive import Recorder
-from flashrt.bench.metrics import Attribution
+from flashrt.bench.metrics import Attribution, gaps_ms, latencies_ms
 
 
 def write_trace(path: Path, recorder: Recorder, spans: Sequence[Mapping[str, Any]], attribution: Attribution) -> None:
@@ -65,12 +65,12 @@ def write_plot(path: Path, result: Mapping[str, Any], runs: Sequence[tuple[Attri
     figure, (left, right) = pyplot.subplots(1, 2, figsize=(10, 3.6), layout="constrained")
     for number, (attribution, start) in enumerate(runs):
         for line in attribution.timelines:
-            visible, due = line.visible_ns[start:], line.due_ns[start:]
-            if not len(due):
+            part = line.since(start)
+            if not len(part.due_ns):
                 continue
             label = f"{line.output}, run {number + 1}"
-            left.plot((visible[:, -1] - due) / 1e6, marker=".", label=label)
-            gaps = np.sort(np.diff(visible.max(axis=1)) / 1e6)
+            left.plot(latencies_ms(part), marker=".", label=label)
+            gaps = np.sort(gaps_ms(part))
             if len(gaps):
                 right.step(gaps, np.linspace(0, 1, len(gaps)), where="post", label=label)
     left.set(xlabel="batch after warm-up", ylabel="latency (ms)", title="Latency from the intended send time")

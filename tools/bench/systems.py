@@ -69,10 +69,17 @@ def inside(workspace: Path, text: str, where: str) -> Path:
     Raises
     ------
     InputError
-        It lies outside the workspace, links resolved.
+        It lies outside the workspace, links resolved, or no file can have that path.
     """
     root = workspace.resolve()
-    path = (root / text).resolve()
+    try:
+        path = (root / text).resolve()
+        path.is_file()
+    except (OSError, ValueError) as error:
+        raise input_error(
+            where, "a path that a file can have", f"{text[:80]!r} ({getattr(error, 'strerror', error)})",
+            "correct the path", rule="impossible-path",
+        ) from None  # fmt: skip
     if not path.is_relative_to(root):
         raise input_error(
             where, "a path inside the workspace", f"'{text}'", "copy the file into the workspace and name it there",
@@ -93,7 +100,8 @@ def find_file(workspace: Path, text: str, where: str) -> Path:
     """Return an existing file of the workspace; an absent one is refused with its neighbours' names."""
     path = inside(workspace, text, where)
     if not path.is_file():
-        near = sorted(str(p.relative_to(workspace.resolve())) for p in path.parent.glob("*") if p.is_file())
+        folder = path if path.is_dir() else path.parent
+        near = sorted(str(p.relative_to(workspace.resolve())) for p in folder.glob("*") if p.is_file())
         raise input_error(
             where, f"an existing file; beside it are {listed(near)}", f"'{text}'", "correct the path",
             rule="no-such-file", valid=near, name=text,

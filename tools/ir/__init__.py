@@ -15,11 +15,12 @@ from flashrt.ir.build import (
 )
 from flashrt.ir.checks import check_program
 from flashrt.ir.documents import content_hash, dump, read_document, validate
-from flashrt.ir.execute import Context, OperationRunner, load_function, load_module, load_ops
+from flashrt.ir.execute import OperationRunner
 from flashrt.ir.flatten import INPUT, OUTPUT, Dataflow, FlatProgram, Operation, flatten
 from flashrt.ir.hazards import Dependency, find_dependencies, find_races, reduce_dependencies, state_accesses
 from flashrt.ir.interpret import Interpreter, interpret
 from flashrt.ir.model import Edge, Frozen, Graph, Initial, Node, Port, Program, Repeat, StateDeclaration
+from flashrt.ir.ops import Context, load_function, load_module, load_ops
 from flashrt.ir.render import summarize, to_mermaid, to_svg
 
 __all__ = [

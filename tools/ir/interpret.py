@@ -6,12 +6,15 @@ Source: ``papers/000`` (FlashRT), the IR interpreter that is compared with the r
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
 
 from flashrt.errors import Finding, InputError, input_error, listed
-from flashrt.ir.execute import Context, Distributor, OperationRunner, Piece, load_ops
+from flashrt.ir.execute import Distributor, OperationRunner, Piece
 from flashrt.ir.flatten import INPUT, OUTPUT, Dataflow, FlatProgram
+from flashrt.ir.model import Program
+from flashrt.ir.ops import Context, load_ops
 from flashrt.ir.values import describe, fits, join
 
 
@@ -95,7 +98,7 @@ class Interpreter:
             try:
                 pieces = list(runner.run(values, first))
             except InputError as error:
-                raise _in_batch(error, self.batch) from error
+                raise in_batch(error, self.batch) from error
             if self.observer:
                 self.observer.finished(path, self.batch)
             for flow in self.flat.outgoing.get(path, ()):
@@ -131,13 +134,10 @@ class Interpreter:
                 Finding(f"batch {self.batch}", f"inputs {listed(declared)}", f"'{name}'", "remove or rename it")
             )
         for name in declared.keys() & inputs.keys():
-            port = declared[name]
-            if not fits(inputs[name], port.dtype, port.shape):
-                wanted = f"{port.dtype or 'any dtype'} {list(port.shape or ())}"
-                findings.append(
-                    Finding(f"batch {self.batch}, input '{name}'", wanted, describe(inputs[name]),
-                            "correct the inputs function, or the port's declaration", rule="wrong-shape")
-                )  # fmt: skip
+            try:
+                check_input(program, name, inputs[name], self.batch)
+            except InputError as error:
+                findings += error.findings
         if findings:
             raise InputError(findings)
 
@@ -147,15 +147,22 @@ class Interpreter:
             yield self.run_batch(item)
 
 
-def _in_batch(error: InputError, batch: int) -> InputError:
+def check_input(program: Program, name: str, value: Any, batch: int) -> None:
+    """Refuse a batch's value for one entry input that is not what the program declares."""
+    port = program.graphs[program.entry].inputs[name]
+    if not fits(value, port.dtype, port.shape):
+        raise input_error(
+            f"batch {batch}, input '{name}'", f"{port.dtype or 'any dtype'} {list(port.shape or ())}", describe(value),
+            "correct the inputs function, or the port's declaration", rule="wrong-shape",
+        )  # fmt: skip
+
+
+def in_batch(error: InputError, batch: int) -> InputError:
+    """Return the same error with the batch named in every place."""
     if not error.findings:
         return error
-    return InputError(
-        [
-            Finding(f"batch {batch}, {f.where}", f.expected, f.got, f.fix, f.rule, f.nearest, f.severity)
-            for f in error.findings
-        ]
-    )
+    prefix = f"batch {batch}, "
+    return InputError([replace(f, where=prefix + f.where.removeprefix(prefix)) for f in error.findings])
 
 
 def interpret(

@@ -4,15 +4,26 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from flashrt.clock import Clock
-from flashrt.ir.execute import Distributor, OperationRunner
+from flashrt.ir.execute import Distributor, OperationRunner, Piece
 from flashrt.ir.flatten import Dataflow
 from flashrt.ir.values import join
 
+END = object()
+"""Sent instead of a chunk when a batch turns out to have fewer than its edge declares."""
+
 Send = Callable[[Dataflow, Any, bool], None]
 Span = Callable[[str, int, int], None]
+
+
+@dataclass
+class _Stretch:
+    name: str | None
+    since: int
+    own_ns: int = 0
 
 
 class Stopwatch:
@@ -24,30 +35,34 @@ class Stopwatch:
     def __init__(self, clock: Clock, span: Span) -> None:
         self._clock = clock
         self._span = span
-        self._running: list[tuple[str | None, int]] = []
+        self._running: list[_Stretch] = []
 
     def enter(self, name: str | None) -> None:
         """Begin timing `name`; None stands for waiting, which no operation is charged for."""
         now = self._clock.now_ns()
         if self._running:
             self._close(now)
-        self._running.append((name, now))
+        self._running.append(_Stretch(name, now))
 
     def leave(self) -> int:
-        """End the current timing; return its last stretch in ns; the one around it goes on."""
+        """End the current timing; return its own time in ns; the one around it goes on."""
         now = self._clock.now_ns()
-        _, since = self._running[-1]
         self._close(now)
-        self._running.pop()
+        done = self._running.pop()
         if self._running:
-            name, _ = self._running[-1]
-            self._running[-1] = (name, now)
-        return now - since
+            self._running[-1].since = now
+        return done.own_ns
+
+    def own_ns(self) -> int:
+        """Return the own time of the current timing so far."""
+        stretch = self._running[-1]
+        return stretch.own_ns + self._clock.now_ns() - stretch.since
 
     def _close(self, now: int) -> None:
-        name, since = self._running[-1]
-        if name is not None and now > since:
-            self._span(name, since, now)
+        stretch = self._running[-1]
+        stretch.own_ns += now - stretch.since
+        if stretch.name is not None and now > stretch.since:
+            self._span(stretch.name, stretch.since, now)
 
 
 class OperationRun:
@@ -55,6 +70,8 @@ class OperationRun:
 
     Parameters
     ----------
+    local
+        Operations of the same worker: their values stay here; all others go through `send`.
     hold_ns
         Emulated devices: the time that the operation's work takes there, in all; 0 where the work is real.
     blocking
@@ -76,15 +93,15 @@ class OperationRun:
     ) -> None:
         self.path = runner.operation.path
         self._pieces = runner.run(inputs, prologue_inputs)
-        self._edges = [(flow, Distributor(flow), flow.target in local) for flow in flows]
-        self._together: dict[Dataflow, list[Any]]
-        self._buffers: dict[Dataflow, deque[Any]] = {flow: deque() for flow, _, is_local in self._edges if is_local}
-        self._together = {flow: [] for flow in flows if blocking & set(flow.labels)}
+        self._edges = [_Outgoing(flow, flow.target in local, bool(blocking & set(flow.labels))) for flow in flows]
+        self._local = {edge.flow: edge.waiting for edge in self._edges if edge.is_local}
         self._send = send
         self._stopwatch = stopwatch
         self._clock = clock
-        self._parts = max(runner.num_input_chunks, runner.num_output_chunks)
+        self._takes_chunks = bool(runner.streamed_inputs)
+        self._num_parts = runner.num_input_chunks if self._takes_chunks else runner.num_output_chunks
         self._hold_ns = hold_ns
+        self._own_ns = 0
         self._num_pieces = 0
         self.ended = False
         self.notes: list[str] = []
@@ -94,36 +111,29 @@ class OperationRun:
         if self.ended:
             return
         self._stopwatch.enter(self.path)
-        begin = self._clock.now_ns()
         try:
             piece = next(self._pieces, None)
-            if piece is not None and self._hold_ns:
-                # One mapping for the whole batch takes the whole time; a chunk takes its share.
-                share = self._hold_ns // self._parts if piece.is_chunk else self._hold_ns
-                self._clock.sleep_until_ns(begin + share)
+            self._num_pieces += piece is not None
+            if self._hold_ns:
+                self._hold(piece)
         finally:
-            self._stopwatch.leave()
-        if piece is None:
-            self.ended = True
-            for flow, distributor, is_local in self._edges:
-                self._hand_over(flow, distributor.finish(), is_local, ended=True)
-                if distributor.note:
-                    self.notes.append(distributor.note)
-            return
-        self._num_pieces += 1
-        for flow, distributor, is_local in self._edges:
-            self._hand_over(flow, distributor.push(piece), is_local, ended=False)
+            self._own_ns += self._stopwatch.leave()
+        self.ended = piece is None
+        for edge in self._edges:
+            for value, last in edge.end() if piece is None else edge.take(piece):
+                self._send(edge.flow, value, last)
+            if piece is None and edge.distributor.note:
+                self.notes.append(edge.distributor.note)
 
-    def _hand_over(self, flow: Dataflow, chunks: list[Any], is_local: bool, *, ended: bool) -> None:
-        if is_local:
-            self._buffers[flow].extend(chunks)
-            return
-        if flow in self._together:
-            self._together[flow] += chunks
-            chunks = self._together[flow] if ended else []
-        for index, chunk in enumerate(chunks):
-            last = index == len(chunks) - 1 if ended else self._num_pieces == flow.target_chunks
-            self._send(flow, chunk, last)
+    def _hold(self, piece: Piece | None) -> None:
+        """Keep the emulated device busy for as long as the work up to this piece takes there."""
+        due_ns = self._hold_ns
+        # A chunk takes its share; one mapping for the whole batch takes all of the time.
+        if piece is not None and (piece.is_chunk or self._takes_chunks):
+            due_ns = self._hold_ns * min(self._num_pieces, self._num_parts) // self._num_parts
+        left_ns = due_ns - self._own_ns - self._stopwatch.own_ns()
+        if left_ns > 0:
+            self._clock.sleep_until_ns(self._clock.now_ns() + left_ns)
 
     def drain(self) -> None:
         """Run to the end of the batch."""
@@ -132,7 +142,7 @@ class OperationRun:
 
     def chunks(self, flow: Dataflow) -> Iterator[Any]:
         """Yield the chunks of a local edge, making them when they are asked for."""
-        buffer = self._buffers[flow]
+        buffer = self._local[flow]
         while True:
             if buffer:
                 yield buffer.popleft()
@@ -142,6 +152,36 @@ class OperationRun:
                 self.pull()
 
     def whole(self, flow: Dataflow) -> Any:
-        """Return a local edge's value, all chunks joined; leaves it in place for no one else."""
+        """Return a local edge's value, all chunks joined."""
         self.drain()
-        return join(list(self._buffers[flow]), flow.axis, where=flow.label)
+        return join(list(self._local[flow]), flow.axis, where=flow.label)
+
+
+class _Outgoing:
+    """One edge out of an operation during one batch: what waits here, and what leaves when."""
+
+    def __init__(self, flow: Dataflow, is_local: bool, together: bool) -> None:
+        self.flow = flow
+        self.is_local = is_local
+        self.distributor = Distributor(flow)
+        self.waiting: deque[Any] = deque()
+        self._together = together
+        self._num_left = 0
+
+    def take(self, piece: Piece) -> Iterator[tuple[Any, bool]]:
+        """Take a piece; yield (value, whether it is the last) for what leaves now."""
+        self.waiting.extend(self.distributor.push(piece))
+        while self.waiting and not self.is_local and not self._together:
+            self._num_left += 1
+            yield self.waiting.popleft(), self._num_left == self.flow.target_chunks
+
+    def end(self) -> Iterator[tuple[Any, bool]]:
+        """End the batch; yield what is still to leave, the last one marked."""
+        self.waiting.extend(self.distributor.finish())
+        if self.is_local:
+            return
+        if not self.waiting and self._num_left != self.flow.target_chunks:
+            yield END, True
+        while self.waiting:
+            value = self.waiting.popleft()
+            yield value, not self.waiting

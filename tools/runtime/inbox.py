@@ -34,6 +34,12 @@ class Inbox:
                 self._complete.add((flow, batch))
             self._changed.notify_all()
 
+    def end(self, flow: int, batch: int) -> None:
+        """Say that no more chunks come for this edge and batch: it had fewer than its edge declares."""
+        with self._changed:
+            self._complete.add((flow, batch))
+            self._changed.notify_all()
+
     def fail(self, reason: str) -> None:
         """Wake every reader with the reason why nothing more comes."""
         with self._changed:
@@ -61,3 +67,8 @@ class Inbox:
                     self._changed.wait()
                 value = self._chunks[key].popleft()
             yield value
+
+    def __len__(self) -> int:
+        """How many edges and batches something is kept for."""
+        with self._changed:
+            return len(self._complete | self._chunks.keys())

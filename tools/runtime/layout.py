@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from graphlib import CycleError, TopologicalSorter
+from itertools import pairwise
 from typing import Any
 
 from flashrt.errors import Finding, InputError, listed
@@ -20,8 +22,8 @@ class WorkerPlan:
         Operation -> time that it holds an emulated device for a batch; empty where the devices are real.
     blocking
         Edges of the document that are run whole here although they could stream.
-    interleave
-        Whether neighbours in the order that stream to each other take turns, chunk by chunk.
+    takes_turns
+        Operations whose chunks are made as the next one in the order asks for them, so that both advance together.
     """
 
     group: str
@@ -29,7 +31,7 @@ class WorkerPlan:
     operations: tuple[str, ...]
     hold_ms: Mapping[str, float]
     blocking: tuple[str, ...]
-    interleave: bool
+    takes_turns: tuple[str, ...]
 
     def as_dict(self) -> dict[str, Any]:
         """Return a JSON-ready record."""
@@ -70,28 +72,98 @@ def lay_out(
         Group -> its operations in the order they run within a batch; may be left out for a group.
     hold_ms
         Emulated devices: operation path -> time at its group's degree.
+    interleave
+        Whether neighbours in the order that stream to each other take turns, where that cannot lock up.
 
     Raises
     ------
     InputError
-        A state is written in one group and used in another, or a group of real devices has several.
+        A state is written in one group and used in another, a group of real devices has several, or the orders
+        contradict the dataflow.
     """
-    findings = [*_shared_states(flat, place), *([] if emulated else _wide_groups(place, groups))]
-    if findings:
-        raise InputError(findings)
     used = list(dict.fromkeys(place[operation.path] for operation in flat.operations))
-    workers = []
+    orders = {}
     for group in used:
         mine = [operation.path for operation in flat.operations if place[operation.path] == group]
-        ordered = [path for path in order.get(group, ()) if path in mine] or mine
-        held = {path: hold_ms[path] for path in mine if path in hold_ms}
-        workers.append(WorkerPlan(group, tuple(groups[group]), tuple(ordered), held, tuple(blocking), interleave))
+        orders[group] = [path for path in order.get(group, ()) if path in mine] or mine
+    findings = [*_shared_states(flat, place), *([] if emulated else _wide_groups(place, groups))]
+    findings += _contradictions(flat, orders)
+    if findings:
+        raise InputError(findings)
+    turns = _turns(flat, orders, frozenset(blocking)) if interleave else set()
+    workers = []
+    for group, ordered in orders.items():
+        held = {path: hold_ms[path] for path in ordered if path in hold_ms}
+        taking = tuple(path for path in ordered if path in turns)
+        workers.append(WorkerPlan(group, tuple(groups[group]), tuple(ordered), held, tuple(blocking), taking))
     links = dict.fromkeys(
         (place[flow.source], place[flow.target])
         for flow in flat.dataflow
         if flow.source != INPUT and flow.target != OUTPUT and place[flow.source] != place[flow.target]
     )
     return Layout(tuple(workers), tuple(links), window=2 * len(workers) + 1)
+
+
+def _precedence(flat: FlatProgram, orders: Mapping[str, Sequence[str]]) -> dict[str, set[str]]:
+    """Return, for each operation, those that cannot start before it: by dataflow, and next in its group's order."""
+    after: dict[str, set[str]] = {operation.path: set() for operation in flat.operations}
+    for flow in flat.dataflow:
+        if flow.source != INPUT and flow.target != OUTPUT:
+            after[flow.source].add(flow.target)
+    for ordered in orders.values():
+        for first, second in pairwise(ordered):
+            after[first].add(second)
+    return after
+
+
+def _contradictions(flat: FlatProgram, orders: Mapping[str, Sequence[str]]) -> list[Finding]:
+    try:
+        tuple(TopologicalSorter(_precedence(flat, orders)).static_order())
+    except CycleError as error:
+        # The sorter takes predecessors and was given successors: its cycle reads from the waiting to the waited for.
+        cycle = error.args[1]
+        group_of = {path: group for group, ordered in orders.items() for path in ordered}
+        groups = dict.fromkeys(group_of[path] for path in cycle)
+        return [
+            Finding(
+                f"order of {', '.join(f'group {group!r}' for group in groups)}",
+                "an order in which every operation comes after those that it needs",
+                f"each waits for the next: {', '.join(cycle)}", "change the order, or leave it out; then call again",
+                rule="order-deadlock",
+            )
+        ]  # fmt: skip
+    return []
+
+
+def _turns(flat: FlatProgram, orders: Mapping[str, Sequence[str]], blocking: frozenset[str]) -> set[str]:
+    """Return the operations that can take turns with the next one in their group's order.
+
+    Two that take turns act as one: they may not when something in between needs the first and is needed by the
+    second, such as an operation of another group.
+    """
+    after = _precedence(flat, orders)
+    merged = {path: path for path in after}
+    found = set()
+    for ordered in orders.values():
+        for first, second in pairwise(ordered):
+            between = [flow for flow in flat.outgoing.get(first, ()) if flow.target == second]
+            streams = between and all(flow.chunked and not blocking & set(flow.labels) for flow in between)
+            trial = {path: merged[first] if name == merged[second] else name for path, name in merged.items()}
+            if streams and _is_acyclic(after, trial):
+                merged = trial
+                found.add(first)
+    return found
+
+
+def _is_acyclic(after: Mapping[str, set[str]], merged: Mapping[str, str]) -> bool:
+    together: dict[str, set[str]] = {name: set() for name in merged.values()}
+    for path, followers in after.items():
+        together[merged[path]] |= {merged[follower] for follower in followers} - {merged[path]}
+    try:
+        TopologicalSorter(together).prepare()
+    except CycleError:
+        return False
+    return True
 
 
 def _shared_states(flat: FlatProgram, place: Mapping[str, str]) -> list[Finding]:

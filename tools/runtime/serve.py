@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -13,8 +13,6 @@ from flashrt.errors import input_error, listed
 from flashrt.ir.build import BuiltProgram
 from flashrt.runtime.layout import Layout, lay_out
 from flashrt.runtime.supervisor import Supervisor
-
-POLL_S = 0.5
 
 
 class Buffers(Protocol):
@@ -40,6 +38,9 @@ class Buffers(Protocol):
     def note(self, event: dict[str, Any]) -> None:
         """Send an event beside the outputs."""
 
+    def on_where(self, ask: Callable[[], None]) -> None:
+        """Say whom to ask where the system is, when it is silent for too long."""
+
 
 def serve_deployment(
     built: BuiltProgram, program: Path, deployment: Path, io: Buffers, profile: Path | None = None
@@ -62,9 +63,12 @@ def serve_deployment(
     layout, place = plan_workers(built, placement, io.devices, profile)
     config = {**placement.document.config, **io.config}
     with Supervisor(program, built.folder, built.flat, place, layout, config, _noting(io)) as supervisor:
+        io.on_where(supervisor.ask_where)
         supervisor.wait_ready()
         io.ready()
         _Pump(supervisor, io, list(built.program.graphs[built.program.entry].inputs), layout.window).run()
+        for group, usage in supervisor.usage.items():
+            io.note({"kind": "usage", "group": group, **usage})
 
 
 def _noting(io: Buffers) -> Any:
@@ -97,9 +101,7 @@ def plan_workers(
         place[path] = by_devices.setdefault(numbers, label)
     _refuse_overlaps(by_devices)
     groups = {label: [names[number] for number in numbers] for numbers, label in by_devices.items()}
-    order = {
-        label: placement.order[numbers[0]] for numbers, label in by_devices.items() if numbers[0] in placement.order
-    }
+    order = _group_orders(placement, by_devices)
     hold_ms: dict[str, float] = {}
     if emulated:
         if profile is None:
@@ -114,6 +116,22 @@ def plan_workers(
         interleave=document.interleave is not False,
     )  # fmt: skip
     return layout, place
+
+
+def _group_orders(placement: Placement, by_devices: Mapping[tuple[int, ...], str]) -> dict[str, tuple[str, ...]]:
+    """Return group -> its order: all devices of a group run the same operations, so in the same order."""
+    found: dict[str, tuple[str, ...]] = {}
+    for numbers, label in by_devices.items():
+        given = {number: placement.order[number] for number in numbers if number in placement.order}
+        if len(set(given.values())) > 1:
+            raise input_error(
+                f"deployment, order of devices {sorted(given)}", f"one order for the devices of group '{label}'",
+                "; ".join(f"{number}: {listed(order)}" for number, order in given.items()),
+                "write the same order, or only one", rule="orders-differ",
+            )  # fmt: skip
+        if given:
+            found[label] = next(iter(given.values()))
+    return found
 
 
 def _highest(placement: Placement) -> int:
@@ -139,33 +157,35 @@ class _Pump:
         self._io = io
         self._names = names
         self._free = threading.Semaphore(window)
-        self._submitted = 0
+        self._num_submitted = 0
         self._closed = threading.Event()
         self._failed: BaseException | None = None
 
     def run(self) -> None:
         threading.Thread(target=self._feed, daemon=True).start()
-        done = 0
-        while not (self._closed.is_set() and done == self._submitted):
+        num_done = 0
+        while not (self._closed.is_set() and num_done == self._num_submitted):
+            output = self._supervisor.next_output()
             if self._failed is not None:
-                raise self._failed
-            found = self._supervisor.next_output(POLL_S)
-            if found is None:
+                break
+            if output is None:
                 continue
-            name, value, batch, complete = found
-            self._io.outputs[name].write(value, batch)
-            if complete:
-                self._io.batch_done(batch)
-                done += 1
+            for value in output.value:
+                self._io.outputs[output.name].write(value, output.batch)
+            if output.completes_batch:
+                self._io.batch_done(output.batch)
+                num_done += 1
                 self._free.release()
-        self._supervisor.stop(done)
+        if self._failed is not None:
+            raise self._failed
+        self._supervisor.stop(num_done)
 
     def _feed(self) -> None:
         try:
             for batch, item in enumerate(self._items()):
                 self._free.acquire()
                 self._supervisor.submit(batch, item)
-                self._submitted = batch + 1
+                self._num_submitted = batch + 1
         except BaseException as error:  # noqa: BLE001 - raised again in the other thread
             self._failed = error
         self._closed.set()

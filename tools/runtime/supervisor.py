@@ -15,15 +15,27 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-import psutil
-
+from flashrt.clock import monotonic_ns
 from flashrt.errors import input_error
 from flashrt.ir.flatten import INPUT, OUTPUT, FlatProgram
 from flashrt.runtime.layout import Layout, WorkerPlan
+from flashrt.runtime.lifeline import exit_words
 from flashrt.runtime.wire import Connection
 
 Event = Callable[[Mapping[str, Any]], None]
 LOAD_TIMEOUT_S = 300
+CULPRIT_TIMEOUT_S = 2
+JOIN_TIMEOUT_S = 5
+
+
+@dataclass(frozen=True)
+class Output:
+    """A part of a batch's output; `value` is empty where a batch only turned out to be complete."""
+
+    name: str
+    value: tuple[Any, ...]
+    batch: int
+    completes_batch: bool
 
 
 @dataclass(frozen=True)
@@ -62,6 +74,8 @@ class Supervisor:
         self._place = dict(place)
         self._numbers = {flow: number for number, flow in enumerate(flat.dataflow)}
         self._missing: dict[int, set[str]] = {}
+        self._orphans: dict[str, str] = {}
+        self._threads: list[threading.Thread] = []
         self.usage: dict[str, Mapping[str, Any]] = {}
         try:
             self._start(program, folder, config)
@@ -88,17 +102,16 @@ class Supervisor:
                 opened.enter_context(theirs)
                 links = ends[worker.group]
                 descriptors = [theirs.fileno(), *(end.fileno() for end in links.values())]
+                # torch=False: values pass through here as bytes, so that the supervisor needs no torch.
+                control = self._controls[worker.group] = Connection(ours, torch=False)
                 # In our own process group: whoever ends the system's group ends the workers too.
-                self._processes[worker.group] = subprocess.Popen(
+                process = self._processes[worker.group] = subprocess.Popen(
                     [sys.executable, "-P", "-m", "flashrt.runtime.worker", "--fd", str(theirs.fileno())],
                     stdin=subprocess.DEVNULL,
                     pass_fds=descriptors,
                     env={**os.environ, **_visible(worker)},
                 )
-                _pin(self._processes[worker.group].pid, worker)
-                # torch=False: values pass through here as bytes, so that the supervisor needs no torch.
-                control = Connection(ours, torch=False)
-                self._controls[worker.group] = control
+                _pin(process.pid, worker)
                 hello = {
                     "program": str(program),
                     "folder": str(folder),
@@ -106,17 +119,34 @@ class Supervisor:
                     "place": self._place,
                     "config": dict(config),
                     "links": {group: end.fileno() for group, end in links.items()},
+                    "supervisor": os.getpid(),
                 }
-                control.send({"kind": "hello"}, hello)
-                threading.Thread(target=self._receive, args=(worker.group, control), daemon=True).start()
+                self._tell(worker.group, {"kind": "hello"}, hello)
+                self._run(self._receive, worker.group, control)
+                self._run(self._watch, process, control)
+
+    def _run(self, target: Callable[..., None], *arguments: Any) -> None:
+        thread = threading.Thread(target=target, args=arguments, daemon=True)
+        self._threads.append(thread)
+        thread.start()
+
+    def _watch(self, process: subprocess.Popen[bytes], control: Connection) -> None:
+        """Make a worker's death known even where a process that it forked still holds its connection."""
+        process.wait()
+        control.stop_reading()
 
     def _receive(self, group: str, control: Connection) -> None:
-        with suppress(OSError, ValueError):
+        try:
             while (message := control.receive()) is not None:
                 if message["kind"] in {"span", "note"}:
                     self._on_event(message)
+                elif message["kind"] == "at":
+                    self._on_event({"kind": "at", "text": f"{self._describe(group)}: {message['text']}"})
                 else:
                     self._said.put(_Said(group, message))
+        except (OSError, ValueError, KeyError, MemoryError) as error:
+            text = f"its process sent bytes that are no message: {type(error).__name__}: {error}"
+            self._said.put(_Said(group, {"kind": "failed", "text": text, "traceback": ""}))
         self._said.put(_Said(group, None))
 
     def wait_ready(self) -> None:
@@ -125,13 +155,14 @@ class Supervisor:
         Raises
         ------
         InputError
-            A worker failed or died.
+            A worker failed or died, or did not finish in time; names its group.
         """
-        waiting = set(self._processes)
-        while waiting:
-            said = self._next("to load its operations", LOAD_TIMEOUT_S)
-            if said.message is not None and said.message["kind"] == "ready":
-                waiting.discard(said.group)
+        self._wait_all("ready", "to load its operations", LOAD_TIMEOUT_S)
+
+    def ask_where(self) -> None:
+        """Ask every worker where it is; the answers come as ``at`` events."""
+        for group in self._controls:
+            self._tell(group, {"kind": "where"})
 
     def submit(self, batch: int, inputs: Mapping[str, Any]) -> None:
         """Send a batch's inputs to the workers that use them, and admit the batch everywhere."""
@@ -156,8 +187,8 @@ class Supervisor:
         """Make a waiting `next_output` return."""
         self._said.put(_Said("", {"kind": "wake"}))
 
-    def next_output(self, timeout_s: float | None = None) -> tuple[str, Any, int, bool] | None:
-        """Return (output, value, batch, whether that batch is now complete), or None when nothing came in time.
+    def next_output(self, timeout_s: float | None = None) -> Output | None:
+        """Return what came next of the outputs, or None when nothing came in time.
 
         Raises
         ------
@@ -171,67 +202,91 @@ class Supervisor:
             message = said.message
             if message is not None and message["kind"] == "wake":
                 return None
-            if message is None or message["kind"] != "output":
+            if message is None or message["kind"] not in {"output", "output_end"}:
                 continue
             batch = int(message["batch"])
+            missing = self._missing[batch]
             if message["last"]:
-                self._missing[batch].discard(message["name"])
-            complete = not self._missing[batch]
-            if complete:
+                missing.discard(message["name"])
+            if not missing:
                 del self._missing[batch]
-            return message["name"], message["value"], batch, complete
+            value = () if message["kind"] == "output_end" else (message["value"],)
+            return Output(message["name"], value, batch, not missing)
 
     def stop(self, num_batches: int) -> None:
         """Let every worker end after `num_batches` and wait until all have."""
         for group in self._controls:
             self._tell(group, {"kind": "stop", "count": num_batches})
+        self._wait_all("done", "to end after the last batch", LOAD_TIMEOUT_S)
+
+    def _wait_all(self, kind: str, expected: str, timeout_s: float) -> None:
         waiting = set(self._processes)
+        deadline_ns = monotonic_ns() + int(timeout_s * 1e9)
         while waiting:
-            said = self._next("to end after the last batch", LOAD_TIMEOUT_S)
-            if said.message is not None and said.message["kind"] == "done":
+            said = self._poll(max((deadline_ns - monotonic_ns()) / 1e9, 0))
+            if said is None:
+                raise input_error(
+                    f"deployment, {', '.join(self._describe(group) for group in sorted(waiting))}",
+                    f"{expected} within {timeout_s:.0f} s", "no word from it", "correct the operation and call again",
+                    rule="worker-silent",
+                )  # fmt: skip
+            if said.message is not None and said.message["kind"] == kind:
                 waiting.discard(said.group)
-                self.usage[said.group] = said.message["usage"]
+                if kind == "done":
+                    self.usage[said.group] = said.message["usage"]
 
     def _poll(self, timeout_s: float | None) -> _Said | None:
         try:
             said = self._said.get(timeout=timeout_s)
         except queue.Empty:
             return None
-        if said.message is not None and said.message["kind"] == "orphaned":
-            # The worker that broke first is about to say so, or has died without a word.
-            return self._poll(5) or said
-        if said.message is not None and said.message["kind"] == "failed":
-            text = f"{said.message['text']}\n{said.message['traceback']}".strip()
-            raise self._broken(said.group, text)
-        if said.message is None and said.group not in self.usage:
-            with suppress(subprocess.TimeoutExpired):
-                self._processes[said.group].wait(timeout=5)
-            code = self._processes[said.group].poll()
-            raise self._broken(said.group, f"its process ended with status {code}")
+        message = said.message
+        if message is not None and message["kind"] == "orphaned":
+            self._orphans[said.group] = message["text"]
+        self._raise_if_broken(said)
+        if message is None and said.group in self._orphans:
+            self._blame_another(said.group)
         return said
 
-    def _next(self, expected: str, timeout_s: float) -> _Said:
-        said = self._poll(timeout_s)
-        if said is None:
-            raise input_error("deployment", f"every worker {expected} within {timeout_s} s", "silence", "see the log")
-        return said
+    def _raise_if_broken(self, said: _Said) -> None:
+        message = said.message
+        if message is not None and message["kind"] == "failed":
+            raise self._broken(said.group, f"{message['text']}\n{message['traceback']}".strip())
+        if message is None and said.group not in self.usage and said.group not in self._orphans:
+            raise self._broken(said.group, f"its process ended with {exit_words(self._processes[said.group].wait())}")
+
+    def _blame_another(self, orphan: str) -> None:
+        """Raise for the worker that broke first: it is about to say so, or has died without a word."""
+        deadline_ns = monotonic_ns() + int(CULPRIT_TIMEOUT_S * 1e9)
+        while (left_ns := deadline_ns - monotonic_ns()) > 0:
+            try:
+                self._raise_if_broken(self._said.get(timeout=left_ns / 1e9))
+            except queue.Empty:
+                break
+        raise self._broken(orphan, self._orphans[orphan])
+
+    def _describe(self, group: str) -> str:
+        worker = next(worker for worker in self.layout.workers if worker.group == group)
+        return f"group '{group}' ({', '.join(worker.operations)} on {', '.join(worker.devices) or 'cpu'})"
 
     def _broken(self, group: str, got: str) -> Exception:
-        worker = next(worker for worker in self.layout.workers if worker.group == group)
-        where = f"group '{group}' ({', '.join(worker.operations)} on {', '.join(worker.devices) or 'cpu'})"
         return input_error(
-            where, "a worker that runs", got, "correct the operation and call again", rule="worker-failed"
-        )
+            self._describe(group), "a worker that runs", got, "correct the operation and call again",
+            rule="worker-failed",
+        )  # fmt: skip
 
     def end(self) -> None:
         """End every worker and reap it."""
         for process in self._processes.values():
-            with suppress(ProcessLookupError):
-                process.kill()
+            process.kill()
         for process in self._processes.values():
             process.wait()
         for control in self._controls.values():
             control.shutdown()
+        for thread in self._threads:
+            thread.join(timeout=JOIN_TIMEOUT_S)
+        for control in self._controls.values():
+            control.close()
 
 
 def _visible(worker: WorkerPlan) -> dict[str, str]:
@@ -246,5 +301,6 @@ def _visible(worker: WorkerPlan) -> dict[str, str]:
 def _pin(pid: int, worker: WorkerPlan) -> None:
     cores = [int(name.removeprefix("cpu-")) for name in worker.devices if name.startswith("cpu-")]
     if cores:
-        with suppress(OSError, psutil.Error, ValueError):
-            psutil.Process(pid).cpu_affinity(cores)
+        # A core that this machine does not have: the worker runs where it may.
+        with suppress(OSError):
+            os.sched_setaffinity(pid, cores)

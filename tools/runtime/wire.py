@@ -11,17 +11,20 @@ import socket
 import struct
 import threading
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import IO, Any
 
 import numpy as np
 
+from flashrt.clock import monotonic_ns
 from flashrt.errors import input_error
 from flashrt.ir.values import is_array, is_tensor
 
 LENGTHS = struct.Struct("<IQ")
 MAX_HEAD_BYTES = 64 << 20
 MAX_BODY_BYTES = 8 << 30
+SMALL_BYTES = 1 << 16
 # NumPy has no such types; their bits travel in an integer type of the same width.
 BIT_TYPES = {"bfloat16": "uint16", "float8_e4m3fn": "uint8", "float8_e5m2": "uint8"}
 
@@ -63,10 +66,10 @@ def encode(value: Any, buffers: list[memoryview | bytes], where: str = "value") 
     if isinstance(value, Tensor):
         return _encode_array("t", value.dtype, value.data, buffers)
     if is_tensor(value):
-        return _encode_tensor(value, buffers)
+        return _encode_tensor(value, buffers, where)
     if is_array(value) or isinstance(value, np.generic):
         array = np.asarray(value)
-        if array.dtype.hasobject:
+        if array.dtype.hasobject or array.dtype.names:
             raise _unknown(where, f"NumPy array of {array.dtype}")
         return _encode_array("a" if is_array(value) else "g", array.dtype.str, array, buffers)
     if isinstance(value, bytes | bytearray | memoryview):
@@ -95,14 +98,18 @@ def _encode_array(kind: str, dtype: str, array: np.ndarray, buffers: list[memory
     return {kind: dtype, "s": list(array.shape), "n": data.nbytes}
 
 
-def _encode_tensor(value: Any, buffers: list[memoryview | bytes]) -> dict[str, Any]:
+def _encode_tensor(value: Any, buffers: list[memoryview | bytes], where: str) -> dict[str, Any]:
     import torch
 
-    # An exact tensor with real storage: a lazy subclass would do its work after the clock stopped.
-    plain = value.detach().as_subclass(torch.Tensor).to("cpu").contiguous()
-    dtype = str(plain.dtype).removeprefix("torch.")
-    bits = BIT_TYPES.get(dtype)
-    data = plain.view(getattr(torch, bits)).numpy() if bits else plain.numpy()
+    try:
+        # An exact tensor with real storage: a lazy subclass would do its work after the clock stopped.
+        plain = value.detach().as_subclass(torch.Tensor).to("cpu").resolve_conj().resolve_neg().contiguous()
+        dtype = str(plain.dtype).removeprefix("torch.")
+        bits = BIT_TYPES.get(dtype)
+        data = plain.view(getattr(torch, bits)).numpy() if bits else plain.numpy()
+    except (RuntimeError, TypeError, NotImplementedError) as error:
+        got = f"{value.layout} tensor of {value.dtype} on {value.device}: {' '.join(str(error).split())[:200]}"
+        raise _unknown(where, got) from error
     return _encode_array("t", dtype, data, buffers)
 
 
@@ -131,10 +138,18 @@ def decode(form: Any, body: memoryview, *, torch: bool, _at: list[int] | None = 
         }
     data = _take(body, at, form["n"])
     if "t" in form:
-        array = np.frombuffer(data, BIT_TYPES.get(form["t"], form["t"])).reshape(form["s"]).copy()
+        array = _array(data, BIT_TYPES.get(form["t"], form["t"]), form["s"], body)
         return _to_torch(form["t"], array) if torch else Tensor(form["t"], array)
-    array = np.frombuffer(data, form["a"] if "a" in form else form["g"]).reshape(form["s"]).copy()
+    array = _array(data, form["a"] if "a" in form else form["g"], form["s"], body)
     return array if "a" in form else array[()]
+
+
+def _array(data: memoryview, dtype: str, shape: Sequence[int], body: memoryview) -> np.ndarray:
+    array = np.frombuffer(data, dtype).reshape(shape)
+    # The bulk of a message keeps the message's own memory; a small part must not hold on to all of it.
+    if array.flags.aligned and array.flags.writeable and 2 * len(data) > len(body):
+        return array
+    return array.copy()
 
 
 def _take(body: memoryview, at: list[int], size: int) -> memoryview:
@@ -160,39 +175,68 @@ def pack(head: Mapping[str, Any], value: Any = None, where: str = "value") -> li
     return [LENGTHS.pack(len(text), sum(len(buffer) for buffer in buffers)), text, *buffers]
 
 
-def unpack(text: bytes, body: bytearray | bytes, *, torch: bool) -> dict[str, Any]:
-    """Return the message: its head's keys and, under ``value``, the value."""
-    head: dict[str, Any] = json.loads(text)
-    head["value"] = decode(head.get("value"), memoryview(body), torch=torch)
+def unpack(text: bytes | memoryview, body: bytes | memoryview, *, torch: bool) -> dict[str, Any]:
+    """Return the message: its head's keys and, under ``value``, the value.
+
+    Raises
+    ------
+    ValueError
+        The bytes are no message.
+    """
+    try:
+        head: dict[str, Any] = json.loads(bytes(text))
+        head["value"] = decode(head.get("value"), memoryview(body), torch=torch)
+    except (TypeError, AttributeError, KeyError, RecursionError) as error:
+        raise ValueError(f"no message: {type(error).__name__}: {error}") from error
     return head
 
 
 class Connection:
-    """Messages over a stream socket; sending is safe from several threads, receiving belongs to one."""
+    """Messages over a stream socket; sending is safe from several threads, receiving belongs to one.
+
+    Attributes
+    ----------
+    torch
+        Whether received tensors become torch tensors, or `Tensor`.
+    received_ns
+        When the last received message was complete, before it was decoded.
+    """
 
     def __init__(self, stream: socket.socket, *, torch: bool) -> None:
         self._socket = stream
-        self._torch = torch
+        self.torch = torch
         self._lock = threading.Lock()
+        self._buffer = bytearray(SMALL_BYTES)
+        self._at = self._filled = 0
+        self._broken = False
+        self.received_ns = 0
 
     def send(self, head: Mapping[str, Any], value: Any = None, where: str = "value") -> None:
         """Write one message, whole.
 
         Raises
         ------
-        BrokenPipeError, ConnectionResetError
-            The other side is gone.
+        OSError
+            The other side is gone, or takes nothing for as long as the socket's send time-out allows.
         """
         self.send_packed(pack(head, value, where))
 
     def send_packed(self, buffers: Sequence[memoryview | bytes]) -> None:
         """Write a message that `pack` made."""
         with self._lock:
-            if sum(len(buffer) for buffer in buffers) <= 1 << 16:
-                self._socket.sendall(b"".join(buffers))
-                return
-            for buffer in buffers:
-                self._socket.sendall(buffer)
+            if self._broken:
+                raise BrokenPipeError("an earlier message could not be written whole")
+            try:
+                if sum(len(buffer) for buffer in buffers) <= SMALL_BYTES:
+                    self._socket.sendall(b"".join(buffers))
+                    return
+                self._socket.sendall(b"".join(buffers[:2]))
+                for buffer in buffers[2:]:
+                    self._socket.sendall(buffer)
+            except BaseException:
+                # The rest of a message that was cut would be read as the start of the next.
+                self._broken = True
+                raise
 
     def receive(self) -> dict[str, Any] | None:
         """Return the next message, or None when the other side has closed.
@@ -212,27 +256,45 @@ class Connection:
         body = self._read(body_bytes)
         if text is None or body is None:
             return None
-        return unpack(bytes(text), body, torch=self._torch)
+        self.received_ns = monotonic_ns()
+        return unpack(text, body, torch=self.torch)
 
-    def _read(self, size: int) -> bytearray | None:
-        data = bytearray(size)
-        view = memoryview(data)
+    def _read(self, size: int) -> memoryview | None:
+        """Return `size` bytes; small messages come out of one call to the kernel, large ones go straight in place."""
+        # Not a bytearray: that would be written twice, first with zeros.
+        view = data = np.empty(size, np.uint8).data
         while view:
+            ready = min(self._filled - self._at, len(view))
+            if ready:
+                view[:ready] = memoryview(self._buffer)[self._at : self._at + ready]
+                self._at += ready
+                view = view[ready:]
+                continue
+            direct = len(view) >= SMALL_BYTES
             try:
-                count = self._socket.recv_into(view)
+                count = self._socket.recv_into(view if direct else self._buffer)
             except ConnectionResetError:
                 return None
             if count == 0:
                 return None
-            view = view[count:]
+            if direct:
+                view = view[count:]
+            else:
+                self._at, self._filled = 0, count
         return data
+
+    def stop_reading(self) -> None:
+        """Let `receive` return what has been sent already, then None; for when the other side is known to be gone.
+
+        The other side's socket may live on in a process that it forked.
+        """
+        with suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RD)
 
     def shutdown(self) -> None:
         """Wake a blocked `receive` and end the connection."""
-        try:
+        with suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
-        except OSError:
-            return
 
     def close(self) -> None:
         """Release the socket."""

@@ -4,24 +4,26 @@ from __future__ import annotations
 
 import argparse
 import os
-import socket
 import sys
 import threading
 import traceback
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from flashrt.clock import MonotonicClock
-from flashrt.errors import FlashrtError
+from flashrt.errors import FlashrtError, InputError
 from flashrt.ir.build import build
 from flashrt.ir.documents import read_document
-from flashrt.ir.execute import Context, OperationRunner, load_ops
-from flashrt.ir.flatten import OUTPUT, Dataflow
+from flashrt.ir.execute import Distributor, OperationRunner, Piece
+from flashrt.ir.flatten import INPUT, OUTPUT, Dataflow
+from flashrt.ir.interpret import check_input, in_batch
+from flashrt.ir.ops import Context, load_ops
 from flashrt.ir.values import join
-from flashrt.runtime.batch import OperationRun, Stopwatch
+from flashrt.runtime.batch import END, OperationRun, Stopwatch
 from flashrt.runtime.inbox import Inbox, LinkBrokenError
+from flashrt.runtime.lifeline import current_place, die_with_parent, end_system, inherited_socket
 from flashrt.runtime.wire import Connection
 
 
@@ -46,19 +48,28 @@ class Worker:
         self.stop_after: int | None = None
         self.admitted = threading.Condition()
         self._num_admitted = 0
-        self._hold_ms = plan["hold_ms"]
+        self._plan = plan
+        self._hello = hello
         self._blocking = frozenset(plan["blocking"])
-        self._interleave = plan["interleave"]
         self.stopwatch = Stopwatch(self.clock, self._span)
-        # Our own connections must not die with a descriptor number that user code closes by accident.
-        self.links = {
-            group: Connection(socket.socket(fileno=number), torch=True) for group, number in hello["links"].items()
-        }
-        built = build(read_document(Path(hello["program"])), Path(hello["folder"]))
-        flat = built.flat
-        self.flat = flat
         self.local = frozenset(plan["operations"])
         self.place = hello["place"]
+        self.links = {
+            group: Connection(inherited_socket(number), torch=True) for group, number in hello["links"].items()
+        }
+        self.notes: set[str] = set()
+
+    def load(self) -> None:
+        """Load this worker's operations, and only those.
+
+        Raises
+        ------
+        InputError
+            The program's ops cannot be loaded.
+        """
+        hello, plan = self._hello, self._plan
+        built = build(read_document(Path(hello["program"])), Path(hello["folder"]))
+        self.flat = flat = built.flat
         self.numbers = {flow: number for number, flow in enumerate(flat.dataflow)}
         mine = [flat.by_path[path] for path in plan["operations"]]
         names = {operation.op for operation in mine} | {p.op for operation in mine for p in operation.prologues}
@@ -68,7 +79,6 @@ class Worker:
         ops = load_ops(flat, built.folder, context)
         store: dict[str, Any] = {}
         self.runners = [OperationRunner(flat, operation, ops, store) for operation in mine]
-        self.notes: set[str] = set()
 
     def _span(self, name: str, start_ns: int, end_ns: int) -> None:
         self.control.send(
@@ -102,30 +112,21 @@ class Worker:
                     self.admitted.wait()
                 if self.stop_after == self.batch:
                     return
-            self.run_batch()
+            try:
+                self.run_batch()
+            except InputError as error:
+                raise in_batch(error, self.batch) from error
             self.batch += 1
 
     def run_batch(self) -> None:
         """Run this worker's operations on one batch, in their order."""
         runs: dict[str, OperationRun] = {}
-        lazy: OperationRun | None = None
-        for position, runner in enumerate(self.runners):
+        for runner in self.runners:
             path = runner.operation.path
-            run = self._begin(runner, runs)
-            runs[path] = run
-            following = self.runners[position + 1].operation.path if position + 1 < len(self.runners) else None
-            streams_on = self._interleave and any(
-                flow.chunked and flow.target == following and not self._blocking & set(flow.labels)
-                for flow in self.flat.outgoing.get(path, ())
-            )
-            if streams_on:
-                # Its chunks are made as the next operation asks for them: both advance chunk by chunk.
-                lazy = run
-                continue
-            run.drain()
-            if lazy is not None:
-                lazy.drain()
-                lazy = None
+            runs[path] = self._begin(runner, runs)
+            # One that takes turns makes its chunks as the next operation asks for them.
+            if path not in self._plan["takes_turns"]:
+                runs[path].drain()
         for run in runs.values():
             run.drain()
             for note in set(run.notes) - self.notes:
@@ -142,17 +143,17 @@ class Worker:
                 source = runs[flow.source]
                 value = source.chunks(flow) if streamed else source.whole(flow)
             else:
-                chunks = self._arriving(flow)
+                chunks = self._entering(flow) if flow.source == INPUT else self._arriving(flow)
                 value = chunks if streamed else join(list(chunks), flow.axis, where=flow.label)
             (first if flow.prologue else inputs)[flow.target_port] = value
-        hold_ns = int(self._hold_ms.get(path, 0.0) * 1e6)
+        hold_ns = int(self._plan["hold_ms"].get(path, 0.0) * 1e6)
         outgoing = self.flat.outgoing.get(path, ())
         return OperationRun(
             runner, outgoing, self.local, inputs, first, self._send, self.stopwatch, self.clock, hold_ns,
             self._blocking,
         )  # fmt: skip
 
-    def _arriving(self, flow: Dataflow) -> Any:
+    def _arriving(self, flow: Dataflow) -> Iterator[Any]:
         chunks = self.inbox.chunks(self.numbers[flow], self.batch)
         while True:
             self.stopwatch.enter(None)
@@ -164,6 +165,14 @@ class Worker:
                 return
             yield value
 
+    def _entering(self, flow: Dataflow) -> Iterator[Any]:
+        """Yield the chunks of a value from outside, which comes whole: a batch's item."""
+        for value in self._arriving(flow):
+            check_input(self.flat.program, flow.source_port, value, self.batch)
+            distributor = Distributor(flow)
+            yield from distributor.push(Piece({flow.source_port: value}, False))
+            yield from distributor.finish()
+
     def _send(self, flow: Dataflow, value: Any, last: bool) -> None:
         target = self.control if flow.target == OUTPUT else self.links[self.place[flow.target]]
         head = {
@@ -174,10 +183,13 @@ class Worker:
         }
         if flow.target == OUTPUT:
             head["name"] = flow.target_port
-        target.send(head, value, flow.label)
+        if value is END:
+            target.send({**head, "kind": f"{head['kind']}_end"})
+        else:
+            target.send(head, value, flow.label)
 
     def listen(self) -> None:
-        """Start the threads that fill the inbox."""
+        """Start the threads that fill the inbox and obey the supervisor."""
         for group, link in self.links.items():
             threading.Thread(target=self._receive, args=(link, f"group '{group}'"), daemon=True).start()
         threading.Thread(target=self._receive, args=(self.control, "the supervisor"), daemon=True).start()
@@ -185,19 +197,29 @@ class Worker:
     def _receive(self, connection: Connection, name: str) -> None:
         try:
             while (message := connection.receive()) is not None:
-                kind = message["kind"]
-                if kind == "chunk":
-                    self.inbox.put(message["flow"], message["batch"], message["value"], last=message["last"])
-                elif kind == "admit":
-                    self.admit(message["count"])
-                elif kind == "stop":
-                    self.stop(message["count"])
-        except (OSError, ValueError, KeyError) as error:
-            self.inbox.fail(f"{name} sent bytes that are no message: {error}")
+                self._take(message)
+        except (OSError, ValueError, KeyError, MemoryError) as error:
+            # Most likely user code closed or wrote to a descriptor that is not its own.
+            print(f"flashrt: the connection to {name} broke: {type(error).__name__}: {error}", file=sys.stderr)
+            sys.stderr.flush()
+            os._exit(5)
         if connection is self.control:
             # Nobody is left to work for.
-            os._exit(0)
+            end_system()
         self.inbox.fail(f"{name} is gone")
+
+    def _take(self, message: Mapping[str, Any]) -> None:
+        kind = message["kind"]
+        if kind == "chunk":
+            self.inbox.put(message["flow"], message["batch"], message["value"], last=message["last"])
+        elif kind == "chunk_end":
+            self.inbox.end(message["flow"], message["batch"])
+        elif kind == "admit":
+            self.admit(message["count"])
+        elif kind == "stop":
+            self.stop(message["count"])
+        elif kind == "where":
+            self.control.send({"kind": "at", "text": f"batch {self.batch}, {current_place()}"})
 
 
 def torch_device(devices: list[str]) -> str:
@@ -211,13 +233,16 @@ def main() -> int:
     parser = argparse.ArgumentParser()
     parser.add_argument("--fd", type=int, required=True)
     arguments = parser.parse_args()
-    control = Connection(socket.socket(fileno=arguments.fd), torch=True)
+    control = Connection(inherited_socket(arguments.fd), torch=True)
     greeting = control.receive()
     if greeting is None:
         return 1
+    hello = greeting["value"]
+    die_with_parent(hello["supervisor"])
     try:
-        worker = Worker(greeting["value"], control)
+        worker = Worker(hello, control)
         worker.listen()
+        worker.load()
         control.send({"kind": "ready"})
         worker.run()
     except LinkBrokenError as error:

@@ -115,12 +115,18 @@ def _said(payload: Mapping[str, Any], key: str) -> str:
 
 
 def _differs(system: str, reference: str, variant: Variant, workspace: Path) -> bool:
-    """Say whether two references to code are certainly not the same; others are told apart by digest only."""
-    if ".py:" not in system or ".py:" not in reference:
+    """Say whether two references are certainly not the same; an id and a path are told apart by digest only."""
+    if _is_path(system) != _is_path(reference):
         return False
+    if not _is_path(system):
+        return system != reference
     benched = _place(workspace, reference)
     # A reference relative to the workspace means the same file in the variant's own folder.
     return benched not in {_place(folder, system) for folder in (workspace, variant.folder) if folder is not None}
+
+
+def _is_path(reference: str) -> bool:
+    return ".py:" in reference or reference.endswith((".yaml", ".yml", ".json"))
 
 
 def _place(folder: Path, reference: str) -> str:

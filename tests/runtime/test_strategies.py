@@ -1,0 +1,217 @@
+"""What the runtime does when: chunks that leave early, turns, bounded batches, emulated devices."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from flashrt.ir import build_file, interpret
+from tests.ir.documents import edge, flat_graph
+from tests.runtime.running import assert_same, outputs_by_batch, run, write_application
+
+OPS = """
+import time
+from pathlib import Path
+
+import numpy as np
+
+
+def note(config, text):
+    with open(config["log"], "a") as file:
+        file.write(text + "\\n")
+
+
+def lines(config):
+    path = Path(config["log"])
+    return path.read_text().split() if path.exists() else []
+
+
+def wait_for(config, text):
+    deadline = time.monotonic() + 20
+    while text not in lines(config):
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"{text} did not come")
+        time.sleep(0.002)
+
+
+def load(context):
+    config = context.config
+    batches = {"p": 0, "q": 0}
+
+    def p(inputs, state):
+        note(config, f"P{batches['p']}")
+        batches["p"] += 1
+        for index, part in enumerate(np.array_split(inputs["x"], 3)):
+            note(config, f"p{index}")
+            yield {"y": part}
+            if config.get("rendezvous") and batches["p"] == 1 and index == 0:
+                wait_for(config, "q0")
+        note(config, "ended")
+
+    def q(inputs, state):
+        if config.get("gate") and batches["q"] == 0:
+            wait_for(config, f"P{config['gate'] - 1}")
+        ahead = sum(line.startswith("P") for line in lines(config)) - batches["q"] // 3
+        note(config, f"q{batches['q'] % 3}")
+        batches["q"] += 1
+        return {"y": inputs["x"] * 2, "ahead": np.full(len(inputs["x"]), ahead)}
+
+    return {"p": p, "q": q}
+"""
+SPLIT = {"groups": {"a": [0], "b": [1]}, "place": {"p": "a", "q": "b"}}
+TOGETHER = {"groups": {"a": [0]}, "place": {"p": "a", "q": "a"}}
+
+
+def program(**outputs: str) -> dict[str, Any]:
+    """Return x -> p -> (streaming) -> q -> the outputs, by port of q."""
+    edges = [edge("x", "p.x"), edge("p.y", "q.x", "streaming", chunks=3)]
+    edges += [edge(f"q.{port}", name, "streaming", chunks=3) for name, port in outputs.items()]
+    return flat_graph({"p": {"op": "p"}, "q": {"op": "q"}}, edges, outputs={name: {} for name in outputs})
+
+
+def items(count: int, rows: int = 6) -> list[dict[str, Any]]:
+    return [{"x": np.full((rows, 2), float(batch))} for batch in range(count)]
+
+
+def logged(folder: Path, count: int, deployment: dict[str, Any], **config: Any) -> tuple[list[str], Any]:
+    """Run a deployment; return what its operations noted, in order, and what came out."""
+    log = folder / "log.txt"
+    config["log"] = str(log)
+    write_application(folder, program(y="y", ahead="ahead"), OPS, it={**deployment, "config": config})
+    recorder = run(folder, "it.yaml", items(count))
+    return log.read_text().split(), recorder
+
+
+def test_a_consumer_has_the_first_chunk_before_its_producer_has_ended(tmp_path: Path) -> None:
+    log, recorder = logged(tmp_path, 2, SPLIT, rendezvous=True)
+    assert log.index("q0") < log.index("p1") < log.index("ended")
+    assert recorder.batches_done == 2
+
+
+def test_a_blocking_edge_hands_over_only_when_the_producer_has_ended(tmp_path: Path) -> None:
+    log, _ = logged(tmp_path, 1, {**SPLIT, "blocking": ["p.y -> q.x"]})
+    assert log.index("ended") < log.index("q0")
+
+
+@pytest.mark.parametrize(
+    ("deployment", "expected"),
+    [
+        (TOGETHER, "P0 p0 q0 p1 q1 p2 q2 ended"),
+        ({**TOGETHER, "interleave": False}, "P0 p0 p1 p2 ended q0 q1 q2"),
+        ({**TOGETHER, "blocking": ["p.y -> q.x"]}, "P0 p0 p1 p2 ended q0 q1 q2"),
+    ],
+    ids=["turns", "interleave-false", "blocking"],
+)
+def test_neighbours_on_one_device_take_turns_where_they_may(
+    tmp_path: Path, deployment: dict[str, Any], expected: str
+) -> None:
+    log, _ = logged(tmp_path, 1, deployment)
+    assert log == expected.split()
+
+
+def test_no_more_batches_are_in_flight_than_fill_the_workers(tmp_path: Path) -> None:
+    window = 2 * 2 + 1
+    log, recorder = logged(tmp_path, 30, SPLIT, gate=window)
+    ahead = [int(value.max()) for batch in outputs_by_batch(recorder, 30) for value in [batch["ahead"]]]
+    assert ahead[0] == window
+    assert max(ahead) == window
+    assert sum(line.startswith("P") for line in log) == 30
+
+
+def test_a_value_with_fewer_elements_than_chunks_travels_in_fewer_and_ends_its_batch(tmp_path: Path) -> None:
+    ops = "def load(context):\n    return {'p': lambda i, s: {'y': i['x'] + 1}, 'q': lambda i, s: {'y': i['x'] * 2}}\n"
+    write_application(tmp_path, program(y="y"), ops, split=SPLIT, together=TOGETHER)
+    batches = [item for rows in (2, 6, 1, 3, 2) for item in items(1, rows)]
+    want, notes = interpret(build_file(tmp_path / "program.yaml").flat, tmp_path, batches)
+    assert any("cannot be cut into 3" in note for note in notes)
+    for document in ("split.yaml", "together.yaml"):
+        recorder = run(tmp_path, document, batches)
+        assert recorder.batches_done == 5
+        assert_same(outputs_by_batch(recorder, 5), want)
+
+
+def test_a_streamed_input_is_cut_as_the_interpreter_cuts_it(tmp_path: Path) -> None:
+    ops = (
+        "import numpy as np\n"
+        "def load(context):\n"
+        "    def p(inputs, state):\n"
+        "        state['calls'] = (state['calls'] or 0) + 1\n"
+        "        return {'y': inputs['x'] + inputs['z'] + state['calls']}\n"
+        "    return {'p': p, 'q': lambda inputs, state: {'y': inputs['x'] * 2}}\n"
+    )
+    edges = [
+        edge("x", "p.x", "streaming", chunks=3),
+        edge("q.y", "p.z", "streaming", chunks=3),
+        edge("x", "q.x"),
+        edge("p.y", "y"),
+        edge("x", "same", "streaming", chunks=3),
+    ]
+    nodes = {"p": {"op": "p", "reads": ["calls"], "writes": ["calls"]}, "q": {"op": "q"}}
+    document = flat_graph(nodes, edges, states={"calls": {}}, outputs={"y": {}, "same": {}})
+    write_application(tmp_path, document, ops, split=SPLIT)
+    batches = items(5)
+    want, _ = interpret(build_file(tmp_path / "program.yaml").flat, tmp_path, batches)
+    assert_same(outputs_by_batch(run(tmp_path, "split.yaml", batches), 5), want)
+
+
+def test_a_detour_through_another_group_does_not_lock_up(tmp_path: Path) -> None:
+    ops = (
+        "def load(context):\n"
+        "    add = lambda inputs, state: {'y': sum(inputs.values())}\n"
+        "    gate = lambda inputs, state: {'y': inputs['x'] + inputs['z'].sum()}\n"
+        "    return {'p': add, 'far': add, 'q': gate}\n"
+    )
+    edges = [
+        edge("x", "p.x"),
+        edge("p.y", "q.x", "streaming", chunks=3),
+        edge("p.y", "far.x"),
+        edge("far.y", "q.z"),
+        edge("q.y", "y", "streaming", chunks=3),
+    ]
+    document = flat_graph({name: {"op": name} for name in ("p", "far", "q")}, edges)
+    deployment = {"groups": {"a": [0], "b": [1]}, "place": {"p": "a", "far": "b", "q": "a"}}
+    write_application(tmp_path, document, ops, it=deployment)
+    batches = items(5)
+    want, _ = interpret(build_file(tmp_path / "program.yaml").flat, tmp_path, batches)
+    assert_same(outputs_by_batch(run(tmp_path, "it.yaml", batches), 5), want)
+
+
+def test_large_values_cross_both_ways_at_once(tmp_path: Path) -> None:
+    ops = (
+        "import numpy as np\n"
+        "def load(context):\n"
+        "    big = lambda inputs, state: {'y': np.full(1 << 23, inputs['x'][0, 0])}\n"
+        "    end = lambda inputs, state: {'y': inputs['x'][:4] + 1}\n"
+        "    return {'p': big, 'r': big, 'q': end, 's': end}\n"
+    )
+    edges = [
+        edge("x", "p.x"), edge("x", "r.x"), edge("p.y", "q.x"), edge("r.y", "s.x"), edge("q.y", "y"), edge("s.y", "z"),
+    ]  # fmt: skip
+    document = flat_graph({name: {"op": name} for name in "pqrs"}, edges, outputs={"y": {}, "z": {}})
+    deployment = {"groups": {"a": [0], "b": [1]}, "place": {"p": "a", "s": "a", "r": "b", "q": "b"}}
+    write_application(tmp_path, document, ops, it=deployment)
+    batches = outputs_by_batch(run(tmp_path, "it.yaml", items(3)), 3)
+    assert [(batch["y"][0], batch["z"][3]) for batch in batches] == [(1, 1), (2, 2), (3, 3)]
+
+
+def test_not_a_number_passes_through_unchanged(tmp_path: Path) -> None:
+    ops = "def load(context):\n    same = lambda i, s: {'y': i['x']}\n    return {'p': same, 'q': same}\n"
+    write_application(tmp_path, program(y="y"), ops, split=SPLIT)
+    bits = np.array([[0x7FF8000000000001, 0xFFF0000000000000], [0x7FF0000000000001, 1 << 63]] * 3, np.uint64)
+    (batch,) = outputs_by_batch(run(tmp_path, "split.yaml", [{"x": bits.view(np.float64)}]), 1)
+    assert np.array_equal(batch["y"].view(np.uint64), bits)
+
+
+def test_an_emulated_device_is_held_for_both_of_two_operations_that_take_turns(tmp_path: Path) -> None:
+    ops = "def load(context):\n    same = lambda i, s: {'y': i['x']}\n    return {'p': same, 'q': same}\n"
+    (tmp_path / "profile.yaml").write_text(
+        "schema: flashrt/profile@1\ndevice: emulated\nprovenance: declared\noperations: {p: {1: 60}, q: {1: 90}}\n"
+    )
+    emulated = {"devices": "emulated", "profile": "profile.yaml"}
+    write_application(tmp_path, program(y="y"), ops, it={**TOGETHER, **emulated})
+    recorder = run(tmp_path, "it.yaml", items(4))
+    first, last = recorder.ends[0] - 1, recorder.ends[3] - 1
+    assert recorder.written[last].at_ns - recorder.written[first].at_ns >= 3 * 150e6

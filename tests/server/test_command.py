@@ -1,0 +1,93 @@
+"""The ``flashrt`` command: exit statuses, JSON alone on standard output, from any folder."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from flashrt import __version__
+
+INPUTS = "inputs.py:batches"
+
+
+def flashrt(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-P", "-m", "flashrt.mcp_server", *arguments], cwd=cwd, capture_output=True, text=True,
+        timeout=120, stdin=subprocess.DEVNULL, check=False,
+    )  # fmt: skip
+
+
+def test_call_prints_json_waits_for_jobs_and_works_from_another_folder(workspace: Path, tmp_path: Path) -> None:
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+
+    def call(tool: str, status: int = 0, **arguments: object) -> dict[str, object]:
+        done = flashrt("call", tool, json.dumps(arguments), "--workspace", str(workspace), cwd=elsewhere)
+        assert done.returncode == status, done.stderr
+        record: dict[str, object] = json.loads(done.stdout)
+        assert record["ok"] is (status == 0)
+        return record
+
+    program = call("ir_build", document="program.yaml")["program"]
+    proved = call("equivalence_check", baseline="reference.py:serve", candidate=program, inputs=INPUTS, count=2)
+    assert proved["equivalent"] is True
+    assert call("job_wait", job=proved["job"])["state"] == "done"
+    refused = call("ir_build", 5, documents="program.yaml")
+    assert "did you mean 'document'" in str(refused["error"])
+    crashed = call(
+        "equivalence_check", 5, baseline="reference.py:serve", candidate="variants.py:raises", inputs=INPUTS, count=3
+    )
+    assert "boom in batch 2" in str(crashed["error"])
+    assert sorted(elsewhere.iterdir()) == []
+
+
+def test_call_works_in_the_current_folder_without_arguments(workspace: Path) -> None:
+    done = flashrt("call", "variant_list", cwd=workspace)
+    assert done.returncode == 0
+    assert json.loads(done.stdout)["may_stop"] is False
+    assert (workspace / ".flashrt").is_dir()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["call", "ir_build", "{not json"], "no JSON"),
+        (["call", "ir_build", "[1]"], "no JSON object"),
+        (["call", "ir_build", "{}", "--workspace", "absent"], "absent"),
+        (["serve", "--workspace", "absent"], "absent"),
+        (["serve", "--http", "nowhere"], "HOST:PORT"),
+        (["serve", "--http", "127.0.0.1:99999"], "HOST:PORT"),
+        (["cal"], "call"),
+        ([], "COMMAND"),
+    ],
+)
+def test_wrong_usage_ends_with_2_and_says_why(workspace: Path, arguments: list[str], words: str) -> None:
+    done = flashrt(*arguments, cwd=workspace)
+    assert done.returncode == 2, done.stderr
+    assert done.stdout == ""
+    assert words in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_help_lists_the_commands_and_version_is_the_package_s(tmp_path: Path) -> None:
+    shown = flashrt("--help", cwd=tmp_path)
+    assert shown.returncode == 0
+    for command in ("serve", "demo", "call", "doctor"):
+        assert command in shown.stdout
+    assert flashrt("--version", cwd=tmp_path).stdout.split() == ["flashrt", __version__]
+    script = Path(sys.executable).with_name("flashrt")
+    done = subprocess.run([script, "--version"], capture_output=True, text=True, cwd=tmp_path, check=True)
+    assert done.stdout.split() == ["flashrt", __version__]
+
+
+def test_doctor_says_what_works_here(tmp_path: Path) -> None:
+    done = flashrt("doctor", cwd=tmp_path)
+    assert done.returncode in {0, 1}
+    assert "Traceback" not in done.stderr
+    for word in ("packages", "devices", "host", "torch", f"{len(os.sched_getaffinity(0))}"):
+        assert word in done.stdout

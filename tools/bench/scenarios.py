@@ -1,0 +1,177 @@
+"""Open-loop scenarios: items at a period, the search for the smallest period, and whether a run can be believed."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from flashrt.bench.drive import Recorder, open_loop, windowed
+from flashrt.bench.metrics import attribute, slope
+from flashrt.bench.process import SystemProcess
+from flashrt.bench.settings import RunSettings
+from flashrt.clock import monotonic_ns
+from flashrt.errors import input_error
+
+MIN_MEASURED_BATCHES = 5
+WINDOW = 8
+MAX_LAG_SHARE = 0.05
+MAX_DRIFT_SHARE = 0.02
+NOISE_MS = 0.5
+MAX_TRIES = 4
+FIRST_STEP = 1.02
+NEXT_STEP = 1.04
+MIN_PROBE_BATCHES = 8
+
+
+def last_latency_ms(recorder: Recorder) -> float:
+    """Return the latency of the last batch sent, to choose a period by."""
+    if not recorder.sent_ns:
+        raise input_error("argument 'period_ms'", "a period, or warm-up batches to choose one by", "neither", "say one")
+    return (recorder.written[-1].at_ns - recorder.sent_ns[-1]) / 1e6
+
+
+def paced(
+    process: SystemProcess,
+    items: Sequence[Mapping[str, Any]],
+    per_batch: Mapping[str, float] | None,
+    period_ms: float,
+    settings: RunSettings,
+    recorder: Recorder,
+    duration_s: float | None = None,
+) -> None:
+    """Send items open loop at a period for `duration_s`, by default the settings' own."""
+    count = max(int((duration_s or settings.duration_s) * 1e3 / period_ms), MIN_MEASURED_BATCHES + 1)
+    chosen = items[:count]
+    begin = monotonic_ns() + int(period_ms * 1e6)
+    due = [begin + int(index * period_ms * 1e6) for index in range(len(chosen))]
+    open_loop(process, chosen, per_batch, due, settings.timeout_s, recorder)
+
+
+def search_rate(
+    process: SystemProcess,
+    items: Sequence[Mapping[str, Any]],
+    per_batch: Mapping[str, float] | None,
+    settings: RunSettings,
+    recorder: Recorder,
+) -> tuple[int, float, dict[str, Any]]:
+    """Find the smallest period with a finite offset.
+
+    First the system is kept saturated, which bounds its rate from above; then items come open loop at a period a
+    little longer, and longer still, until the offset no longer grows.
+
+    Returns
+    -------
+    (first batch of the accepted open-loop part, its period in ms, figures of the search)
+    """
+    first = len(recorder.sent_ns)
+    share = settings.duration_s / 3
+    # A fast system must not use up its items here: the open-loop part needs most of them.
+    supply = items[: max(len(items) // 4, WINDOW + 3)]
+    windowed(process, supply, per_batch, WINDOW, settings.timeout_s, monotonic_ns() + int(share * 1e9), recorder)
+    used = len(recorder.sent_ns) - first
+    completions = completions_ns(recorder, first)
+    if len(completions) < 3:
+        raise input_error(
+            f"system '{process.system.reference}', scenario 'max_rate'", "at least 3 batches in the saturated phase",
+            f"{len(completions)}", "raise duration_s", rule="too-short",
+        )  # fmt: skip
+    # The first completions still fill the pipeline; the rest come at the system's own pace.
+    tail = completions[min(2, len(completions) - 2) :]
+    saturated_ms = float(tail[-1] - tail[0]) / (len(tail) - 1) / 1e6
+    period_ms, tries = saturated_ms * FIRST_STEP, 0
+    while True:
+        tries += 1
+        left = items[used:]
+        wanted = int(2 * share * 1e3 / period_ms)
+        # Where items run short before time does, the period is found on a few and measured on the rest.
+        probing = wanted > len(left) // 2 and tries < MAX_TRIES and len(left) > 3 * MIN_PROBE_BATCHES
+        chosen = left[: max(len(left) // 6, MIN_PROBE_BATCHES)] if probing else left
+        start, drift, finite = _try_period(process, chosen, per_batch, period_ms, 2 * share, settings, recorder)
+        if finite and probing:
+            rest = left[len(recorder.sent_ns) - start :]
+            chosen = rest[: len(rest) * 2 // 3]
+            start, drift, finite = _try_period(process, chosen, per_batch, period_ms, 2 * share, settings, recorder)
+        used = len(recorder.sent_ns) - first
+        if finite or tries == MAX_TRIES or len(items) - used <= MIN_MEASURED_BATCHES:
+            figures = {"saturated_period_ms": saturated_ms, "tries": tries, "drift_ms": drift, "finite": finite}
+            return start, period_ms, figures
+        # What the offset grew by is missing from the period.
+        period_ms = max(period_ms * NEXT_STEP, (period_ms + drift) * FIRST_STEP)
+
+
+def _try_period(
+    process: SystemProcess,
+    items: Sequence[Mapping[str, Any]],
+    per_batch: Mapping[str, float] | None,
+    period_ms: float,
+    duration_s: float,
+    settings: RunSettings,
+    recorder: Recorder,
+) -> tuple[int, float, bool]:
+    """Return (first batch, growth of the offset a batch in ms, whether the period is sustained)."""
+    start = len(recorder.sent_ns)
+    paced(process, items, per_batch, period_ms, settings, recorder, duration_s)
+    completions = completions_ns(recorder, start)
+    drift = drift_ms(completions, period_ms)
+    return start, drift, not grows(drift, period_ms, len(completions))
+
+
+def completions_ns(recorder: Recorder, first: int) -> np.ndarray:
+    """Return when all outputs of each batch from `first` on were complete, in ns."""
+    found = attribute(recorder)
+    if found.problems or not found.timelines:
+        raise input_error(
+            "scenario 'max_rate'", "outputs that can be assigned to batches", "; ".join(found.problems),
+            "correct the system and call again", rule="no-batches",
+        )  # fmt: skip
+    return np.asarray(np.max([line.completed_ns for line in found.timelines], axis=0)[first:])
+
+
+def drift_ms(completions: np.ndarray, period_ms: float) -> float:
+    """Return by how much the offset grows a batch, in ms; infinite for too few batches to say."""
+    if len(completions) < 3:
+        return math.inf
+    return slope(completions / 1e6 - np.arange(len(completions)) * period_ms)
+
+
+def grows(drift: float, period_ms: float, num_batches: int) -> bool:
+    """Return whether an offset that grows by `drift` ms a batch shows that the period cannot be sustained.
+
+    A growth that the clock's and the scheduler's noise explains over so few batches does not show it.
+    """
+    return drift > MAX_DRIFT_SHARE * period_ms and drift * num_batches > NOISE_MS
+
+
+def lag_ms(recorder: Recorder, start: int) -> float:
+    """Return by how much items were sent after their intended moment, p99 in ms."""
+    lags = np.asarray(recorder.sent_ns[start:]) - np.asarray(recorder.intended_ns[start:])
+    return float(np.percentile(lags, 99)) / 1e6 if len(lags) else 0.0
+
+
+def judge(
+    recorder: Recorder,
+    start: int,
+    period_ms: float | None,
+    outputs: Mapping[str, Mapping[str, Any]],
+    search: Mapping[str, Any],
+) -> list[str]:
+    """Return why a run is not valid; empty when it is."""
+    problems = []
+    measured = len(recorder.sent_ns) - start
+    if measured < MIN_MEASURED_BATCHES:
+        problems.append(f"{measured} measured batches; at least {MIN_MEASURED_BATCHES} are needed: raise duration_s")
+    if period_ms is not None:
+        lag = lag_ms(recorder, start)
+        if lag > max(2.0, MAX_LAG_SHARE * period_ms):
+            problems.append(f"items were sent {lag:.1f} ms after their moment (p99): the harness was disturbed")
+        drift = max((found.get("drift_ms_per_batch", 0.0) for found in outputs.values()), default=0.0)
+        sustained = search["finite"] if search else not grows(drift, period_ms, measured)
+        if not sustained:
+            problems.append(
+                f"the offset grows by {search.get('drift_ms', drift):.1f} ms a batch at a period of {period_ms:.1f} ms:"
+                " the system does not sustain it"
+            )
+    return problems
