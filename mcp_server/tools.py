@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from pydantic import Field
 
 from flashrt.errors import Finding, InputError, input_error, listed
+from flashrt.mcp_server.devices import check_degrees, device_names
 from flashrt.mcp_server.workspace import Workspace
 
 if TYPE_CHECKING:
@@ -26,6 +27,10 @@ DevicesArgument = Annotated[
     str | list[str] | None, Field(description="A lease id from gpu_acquire, or names such as cpu-0, cuda:0")
 ]
 TimeoutArgument = Annotated[float | None, Field(gt=0, description="Silence after which a system counts as hanging, s")]
+ToleranceArgument = Annotated[
+    str | float | dict[str, Any] | None, Field(description="bit (default), numeric, or a relative error")
+]
+MAX_WORDS = 4000
 ConfigArgument = Annotated[dict[str, Any] | None, Field(description="The application's own options")]
 
 
@@ -52,7 +57,7 @@ TABLE: tuple[Tool, ...] = (
         "Check a program document (path) or an inline program and return its id. Reports every finding at once with "
         "the repair. First step of the loop.",
     ),
-    Tool("ir_show", "Show a program: summary text, its JSON, Mermaid source, or the path of an SVG drawing.", True),
+    Tool("ir_show", "Show a program: summary text, its JSON, Mermaid source, or the path of an SVG drawing."),
     Tool(
         "ir_interpret",
         "Run a program sequentially over inputs; with a baseline, prove every output equal to it. Job.",
@@ -239,10 +244,10 @@ class Tools:
 
     def variant_add(
         self,
-        hypothesis: Annotated[str, Field(description="What will get better, and why")],
-        transformation: Annotated[str, Field(description="Which transformation, such as disaggregate dit|vae")],
-        bottleneck: Annotated[str, Field(description="Which cycle or path it attacks")],
-        legality: Annotated[str, Field(description="Why results stay the same")],
+        hypothesis: Annotated[str, Field(max_length=MAX_WORDS, description="What will get better, and why")],
+        transformation: Annotated[str, Field(max_length=MAX_WORDS, description="Such as disaggregate dit|vae")],
+        bottleneck: Annotated[str, Field(max_length=MAX_WORDS, description="Which cycle or path it attacks")],
+        legality: Annotated[str, Field(max_length=MAX_WORDS, description="Why results stay the same")],
         system: Annotated[str | None, Field(description="The variant's system, when it exists already")] = None,
         parent: Annotated[str | None, Field(description="The variant it builds on")] = None,
         expected: Annotated[dict[str, Any] | None, Field(description="Such as {rate_ratio: 1.4}")] = None,
@@ -265,7 +270,7 @@ class Tools:
         ],
         equivalence: Annotated[str | None, Field(description="Id of a passed equivalence check")] = None,
         run: Annotated[str | None, Field(description="Id of a valid run of the same system")] = None,
-        reason: Annotated[str | None, Field(description="Why it is removed")] = None,
+        reason: Annotated[str | None, Field(max_length=MAX_WORDS, description="Why it is removed")] = None,
         ranks: Annotated[dict[str, float] | None, Field(description="New ranks of pending variants")] = None,
         system: Annotated[str | None, Field(description="The variant's system, if it was not said")] = None,
     ) -> dict[str, Any]:
@@ -290,13 +295,18 @@ class Tools:
         program: ProgramArgument,
         inputs: InputsArgument,
         baseline: Annotated[str | None, Field(description="System to prove it equal to")] = None,
+        tolerance: ToleranceArgument = None,
         count: Annotated[int, Field(ge=1, le=4096, description="Batches")] = 8,
         devices: DevicesArgument = None,
+        config: ConfigArgument = None,
         timeout_s: TimeoutArgument = None,
     ) -> dict[str, Any]:
         """Refuse wrong arguments before a job is started."""
+        from flashrt.bench.equality import Tolerance
+
         self.workspace.program(program)
-        return self._check_systems(baseline=baseline, inputs=inputs)
+        Tolerance.parse(tolerance)
+        return self._check_systems(baseline=baseline, inputs=inputs, devices=devices)
 
     def profile_measure(
         self,
@@ -305,20 +315,20 @@ class Tools:
         devices: DevicesArgument = None,
         degrees: Annotated[list[int] | None, Field(description="Only [1] so far")] = None,
         count: Annotated[int, Field(ge=3, le=4096, description="Batches")] = 16,
+        config: ConfigArgument = None,
         timeout_s: TimeoutArgument = None,
     ) -> dict[str, Any]:
         """Refuse wrong arguments before a job is started."""
         self.workspace.program(program)
-        return self._check_systems(inputs=inputs)
+        check_degrees(degrees)
+        return self._check_systems(inputs=inputs, devices=devices)
 
     def equivalence_check(
         self,
         baseline: SystemArgument,
         candidate: SystemArgument,
         inputs: InputsArgument,
-        tolerance: Annotated[
-            str | float | dict[str, Any] | None, Field(description="bit (default), numeric, or a relative error")
-        ] = None,
+        tolerance: ToleranceArgument = None,
         runs: Annotated[int, Field(ge=1, le=100, description="Repeats with new hidden inputs")] = 1,
         count: Annotated[int, Field(ge=1, le=4096, description="Batches; drift shows over 8 or more")] = 8,
         devices: DevicesArgument = None,
@@ -329,7 +339,7 @@ class Tools:
         from flashrt.bench.equality import Tolerance
 
         Tolerance.parse(tolerance)
-        return self._check_systems(baseline=baseline, candidate=candidate, inputs=inputs)
+        return self._check_systems(baseline=baseline, candidate=candidate, inputs=inputs, devices=devices)
 
     def bench_run(
         self,
@@ -348,14 +358,14 @@ class Tools:
         timeout_s: TimeoutArgument = None,
     ) -> dict[str, Any]:
         """Refuse wrong arguments before a job is started."""
-        return self._check_systems(system=system, inputs=inputs)
+        return self._check_systems(system=system, inputs=inputs, devices=devices)
 
-    def _check_systems(self, *, inputs: str, **systems: str | None) -> dict[str, Any]:
+    def _check_systems(self, *, inputs: str, devices: str | list[str] | None, **systems: str | None) -> dict[str, Any]:
         """Resolve every reference, so that mistakes come back at once, all of them, without a job."""
         from flashrt.bench.record import SUFFIX
         from flashrt.bench.systems import find_file, resolve_system, split_function
 
-        findings: list[Finding] = []
+        findings = _findings_of(lambda: device_names(devices))
         for name, reference in systems.items():
             if reference is not None:
                 findings += _findings_of(

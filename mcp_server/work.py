@@ -10,7 +10,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from flashrt.errors import input_error, listed
+from flashrt.errors import input_error
+from flashrt.mcp_server.devices import check_degrees, device_names
 from flashrt.mcp_server.workspace import Workspace
 from flashrt.variants.store import new_id
 
@@ -30,7 +31,13 @@ def ir_interpret(root: Path, arguments: Mapping[str, Any], progress: Progress, f
     workspace = Workspace(root)
     system = find_system(workspace, arguments["program"], "argument 'program'", kinds=("program",))
     count = int(arguments.get("count") or 8)
-    settings = CheckSettings(num_batches=count, devices=device_names(arguments), timeout_s=timeout_s(arguments))
+    settings = CheckSettings(
+        num_batches=count,
+        tolerance=Tolerance.parse(arguments.get("tolerance")),
+        devices=device_names(arguments.get("devices")),
+        config=arguments.get("config"),
+        timeout_s=timeout_s(arguments),
+    )
     progress(0.05, f"interpreting {count} batches")
     items = read_inputs(arguments["inputs"], root, new_seed(), count)
     streams = collect(system, items, settings, folder / "program.log")
@@ -56,8 +63,6 @@ def ir_interpret(root: Path, arguments: Mapping[str, Any], progress: Progress, f
         )  # fmt: skip
         result["equality"] = keep_equivalence(workspace, verdict, folder)
         result["equivalent"] = verdict["equivalent"]
-    elif arguments.get("tolerance") is not None:
-        Tolerance.parse(arguments["tolerance"])
     return result
 
 
@@ -72,7 +77,7 @@ def equivalence_check(root: Path, arguments: Mapping[str, Any], progress: Progre
         num_batches=int(arguments.get("count") or 8),
         runs=int(arguments.get("runs") or 1),
         tolerance=Tolerance.parse(arguments.get("tolerance")),
-        devices=device_names(arguments),
+        devices=device_names(arguments.get("devices")),
         config=arguments.get("config"),
         timeout_s=timeout_s(arguments),
         known_noise=known_noise(workspace, baseline, arguments),
@@ -86,7 +91,7 @@ def known_noise(workspace: Workspace, baseline: Any, arguments: Mapping[str, Any
     for record in reversed(workspace.store.list_records("equivalence")):
         found = record.payload
         same = found["baseline"]["digest"] == baseline.digest and found["inputs"] == arguments["inputs"]
-        if same and found["devices"] == list(device_names(arguments)) and found["num_batches"] >= 8:
+        if same and found["devices"] == list(device_names(arguments.get("devices"))) and found["num_batches"] >= 8:
             floors = {name: output["noise_floor"] for name, output in found["outputs"].items()}
             if all(floor is not None for floor in floors.values()):
                 return floors
@@ -116,7 +121,7 @@ def bench_run(root: Path, arguments: Mapping[str, Any], progress: Progress, fold
     }
     settings = RunSettings(
         **given,
-        devices=device_names(arguments),
+        devices=device_names(arguments.get("devices")),
         elements_per_batch=arguments.get("elements_per_batch") or known_elements(workspace, system),
         emulated=system.emulated,
         timeout_s=timeout_s(arguments),
@@ -149,17 +154,13 @@ def profile_measure(root: Path, arguments: Mapping[str, Any], progress: Progress
 
     workspace = Workspace(root)
     system = find_system(workspace, arguments["program"], "argument 'program'", kinds=("program",))
-    degrees = arguments.get("degrees") or [1]
-    if list(degrees) != [1]:
-        raise input_error(
-            "argument 'degrees'", "[1]: operations are measured on one device", f"{degrees}",
-            "leave it out, and declare other degrees in the profile by hand", rule="degrees",
-        )  # fmt: skip
+    check_degrees(arguments.get("degrees"))
     identity = new_id("profile")
     built = workspace.program(arguments["program"])
     document = measure_profile(
         system, built, arguments["inputs"], root, folder, count=int(arguments.get("count") or 16),
-        devices=device_names(arguments), timeout_s=timeout_s(arguments), progress=progress,
+        devices=device_names(arguments.get("devices")), config=arguments.get("config"),
+        timeout_s=timeout_s(arguments), progress=progress,
     )  # fmt: skip
     path = workspace.folder("profiles") / f"{identity}.json"
     path.write_text(json.dumps(document, indent=1))
@@ -175,40 +176,6 @@ def find_system(workspace: Workspace, reference: str, where: str, kinds: Sequenc
     if kinds and system.kind not in kinds:
         raise input_error(where, f"a {' or '.join(kinds)}", f"a {system.kind}", "name another", rule="kind-of-system")
     return system
-
-
-def device_names(arguments: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return the devices of a call: names, or all devices of a lease.
-
-    Raises
-    ------
-    InputError
-        An ended or unknown lease, or a name that is no device.
-    """
-    given = arguments.get("devices")
-    if not given:
-        return ()
-    if isinstance(given, str) and given.startswith("lease"):
-        from flashrt import gpu
-
-        return tuple(device_name(device.kind, device.index) for device in gpu.lease_devices(given))
-    names = [given] if isinstance(given, str) else list(given)
-    bad = [
-        name
-        for name in names
-        if not isinstance(name, str) or not name.startswith(("cpu-", "cuda:", "rocm:", "emulated-"))
-    ]
-    if bad:
-        raise input_error(
-            "argument 'devices'", "a lease id, or names such as cpu-0, cuda:0, emulated-0", listed(bad),
-            "call gpu_acquire and pass its lease", rule="unknown-device",
-        )  # fmt: skip
-    return tuple(names)
-
-
-def device_name(kind: str, index: int) -> str:
-    """Return how runs call a device: ``cpu-0``, ``cuda:1``, ``emulated-3``."""
-    return f"{kind}:{index}" if kind in {"cuda", "rocm"} else f"{kind}-{index}"
 
 
 def timeout_s(arguments: Mapping[str, Any]) -> float:

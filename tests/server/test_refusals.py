@@ -217,14 +217,19 @@ async def test_a_program_whose_operations_changed_has_to_be_built_again(workspac
         await session.call("ir_build", document="program.yaml")
 
 
-async def test_a_job_that_cannot_begin_fails_in_words(workspace: Path) -> None:
+async def test_what_a_job_needs_is_checked_before_it_starts_and_a_job_that_fails_says_why(workspace: Path) -> None:
     async with connected(workspace) as session:
         lease = await session.call("gpu_acquire", count=1, holder="agent-1", kind="cpu")
         await session.call("gpu_release", lease=lease["lease"])
-        failed = await session.outcome("bench_run", **BENCH, devices=lease["lease"])
+        text, _ = await session.refused("bench_run", **BENCH, devices=lease["lease"])
+        assert lease["lease"] in text
+        text, _ = await session.refused("bench_run", **BENCH, devices="gpu-0")
+        assert "'gpu-0'" in text
+        assert "gpu_acquire" in text
+        text, _ = await session.refused("profile_measure", program="program.yaml", inputs=BENCH["inputs"], degrees=[2])
+        assert "degrees" in text
+        assert not list((workspace / ".flashrt" / "jobs").glob("*"))
+        failed = await session.outcome("bench_run", **{**BENCH, "system": "variants.py:absent"})
         assert failed["state"] == "failed"
         assert failed["job"].startswith("job-")
-        assert lease["lease"] in failed["error"]
-        failed = await session.outcome("bench_run", **BENCH, devices="gpu-0")
-        assert "'gpu-0'" in failed["error"]
-        assert "gpu_acquire" in failed["error"]
+        assert "'absent'" in failed["error"]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +33,7 @@ def measure_profile(
     *,
     count: int = 16,
     devices: Sequence[str] = (),
+    config: Mapping[str, Any] | None = None,
     timeout_s: float = 120,
     progress: Report = ignore_progress,
 ) -> dict[str, Any]:
@@ -56,7 +57,8 @@ def measure_profile(
     items = read_inputs(inputs, workspace, new_seed(), count + NUM_WARMUP)
     recorder = Recorder(keep_values=False)
     progress(0.1, f"{count} batches after {NUM_WARMUP} of warm-up")
-    with SystemProcess(system, list(items[0]), devices=used, log_path=folder / "program.log") as process:
+    log_path = folder / "program.log"
+    with SystemProcess(system, list(items[0]), devices=used, config=config, log_path=log_path) as process:
         process.wait_ready(timeout_s)
         one_by_one(process, items, None, timeout_s, monotonic_ns() + FOREVER_NS, recorder)
         drain(process, recorder, timeout_s)
@@ -81,6 +83,7 @@ def measure_profile(
             "program": built.id,
             "processor": environment["processor"],
             "devices": used,
+            "config": dict(config or {}),
             "packages": environment["packages"],
         },
     }
