@@ -291,6 +291,7 @@ def test_inputs_are_the_same_for_a_seed_and_recordings_can_be_used_again(toy: Pa
         ("import time; time.sleep(600); yield {}", "within 1 s"),
         ("yield {'a': object()}", "object"),
         ("import os; os._exit(9)", "exit status 9"),
+        ("import os; os.kill(os.getpid(), 9)", "signal SIGKILL"),
     ],
 )
 def test_a_bad_inputs_function_is_named(toy: Path, body: str, expected: str) -> None:
@@ -298,6 +299,22 @@ def test_a_bad_inputs_function_is_named(toy: Path, body: str, expected: str) -> 
     with pytest.raises(InputError, match=expected) as caught:
         read_inputs("bad.py:batches", toy, 0, 4, timeout_s=1 if "sleep" in body else 30)
     assert "inputs" in str(caught.value)
+
+
+def test_what_an_inputs_function_leaves_running_is_ended_and_not_waited_for(toy: Path) -> None:
+    (toy / "leaving.py").write_text(
+        "import subprocess, sys, threading, time\n"
+        "def batches(seed, count):\n"
+        "    threading.Thread(target=time.sleep, args=(600,)).start()\n"
+        "    code = 'import time; time.sleep(600)'\n"
+        "    child = subprocess.Popen([sys.executable, '-c', code], start_new_session=True)\n"
+        "    print('said on the side')\n"
+        "    for _ in range(count):\n"
+        "        yield {'child': child.pid}\n"
+    )
+    items = read_inputs("leaving.py:batches", toy, 0, 2, timeout_s=30)
+    assert len(items) == 2
+    wait_until(lambda: not psutil.pid_exists(items[0]["child"]), "what the inputs function started to end")
 
 
 def test_a_file_that_is_no_recording_is_refused(toy: Path) -> None:

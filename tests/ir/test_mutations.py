@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import pytest
@@ -41,12 +42,12 @@ def mutated(draw: st.DrawFn) -> dict[str, Any]:
         if how == "remove":
             del parent[place[-1]]
         elif how == "replace":
-            parent[place[-1]] = draw(LEAVES)
+            parent[place[-1]] = copy.deepcopy(draw(LEAVES))
         elif how == "swap":
             other: Any = document
             for step in draw(st.sampled_from(places(document))):
                 other = other[step]
-            parent[place[-1]] = other if not isinstance(other, dict | list) else draw(LEAVES)
+            parent[place[-1]] = other if not isinstance(other, dict | list) else copy.deepcopy(draw(LEAVES))
         elif isinstance(parent, dict):
             parent[draw(st.sampled_from(["reads", "writes", "inputs", "graph", "op", "spare", "initial"]))] = draw(
                 LEAVES

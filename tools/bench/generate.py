@@ -1,20 +1,26 @@
-"""``python -m flashrt.bench.generate FILE.py:FUNCTION SEED COUNT OUT``: run an inputs function, record its items."""
+"""Run an inputs function and record its items.
+
+``python -m flashrt.bench.generate FILE.py:FUNCTION SEED COUNT OUT PARENT``
+"""
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Sequence
 from itertools import islice
 from pathlib import Path
 
-from flashrt.bench.record import EXIT_USER_ERROR, write_recording
+from flashrt.bench.record import ERROR_MARK, EXIT_USER_ERROR, write_recording
 from flashrt.errors import FlashrtError
 from flashrt.ir.ops import load_function, user_error
+from flashrt.runtime.lifeline import die_with_parent
 
 
 def main(arguments: Sequence[str]) -> int:
     """Generate items and write them; exit status 3 when the user's function is at fault."""
-    reference, seed, count, out = arguments
+    reference, seed, count, out, parent = arguments
+    die_with_parent(int(parent))
     file, _, function = reference.rpartition(":")
     where = f"inputs '{Path(file).name}:{function}'"
     try:
@@ -26,10 +32,13 @@ def main(arguments: Sequence[str]) -> int:
                 where, "items {input name: value}", error, "correct the function and call again"
             ) from error
     except FlashrtError as error:
-        print(error, file=sys.stderr)
+        print(ERROR_MARK, error, file=sys.stderr, flush=True)
         return EXIT_USER_ERROR
     return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    code = main(sys.argv[1:])
+    sys.stdout.flush()
+    # Threads of the user's code that still run must not hold the process.
+    os._exit(code)

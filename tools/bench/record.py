@@ -5,20 +5,24 @@ That process is `flashrt.bench.generate`: the user's code never runs where the v
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterable, Mapping
+import uuid
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from flashrt.bench.systems import find_file, split_function
 from flashrt.errors import InputError, input_error
+from flashrt.runtime.lifeline import MARK, exit_words, kill_marked
 from flashrt.runtime.wire import read_messages, write_message
 
 SUFFIX = ".frec"
 MAGIC = b"flashrt/recording@1\n"
 EXIT_USER_ERROR = 3
+ERROR_MARK = "flashrt: the inputs function is at fault:"
 
 
 def write_recording(path: Path, items: Iterable[Mapping[str, Any]]) -> int:
@@ -90,32 +94,41 @@ def _generate(
     reference: str, path: Path, function: str, seed: int, count: int, timeout_s: float
 ) -> list[dict[str, Any]]:
     with tempfile.TemporaryDirectory(prefix="flashrt-inputs-") as folder:
-        out = Path(folder) / f"items{SUFFIX}"
-        command = [
-            sys.executable,
-            "-P",
-            "-m",
-            "flashrt.bench.generate",
-            f"{path}:{function}",
-            str(seed),
-            str(count),
-            str(out),
-        ]
-        try:
-            done = subprocess.run(
-                command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=timeout_s, cwd=path.parent,
-                check=False,
-            )  # fmt: skip
-        except subprocess.TimeoutExpired:
+        out, log_path = Path(folder) / f"items{SUFFIX}", Path(folder) / "log"
+        code = _run_generator([f"{path}:{function}", str(seed), str(count), str(out)], path.parent, log_path, timeout_s)
+        if code is None:
             raise input_error(
                 f"inputs '{reference}'", f"{count} items within {timeout_s:.0f} s", "nothing", "make it faster",
                 rule="hang",
-            ) from None  # fmt: skip
-        if done.returncode != 0 or not out.exists():
-            text = done.stderr.strip()[-1500:] or f"exit status {done.returncode}"
-            if done.returncode == EXIT_USER_ERROR:
-                raise InputError(text)
+            )  # fmt: skip
+        if code != 0 or not out.exists():
+            text = log_path.read_text(errors="replace").strip()[-1500:]
+            if code == EXIT_USER_ERROR:
+                raise InputError(text.rpartition(ERROR_MARK)[2].strip())
+            said = f"; its last output:\n{text}" if text else ""
             raise input_error(
-                f"inputs '{reference}'", f"{count} items", text, "correct the function and call again", rule="crash"
-            )
+                f"inputs '{reference}'", f"{count} items", f"the process ended with {exit_words(code)}{said}",
+                "correct the function and call again", rule="crash",
+            )  # fmt: skip
         return read_recording(out)
+
+
+def _run_generator(arguments: Sequence[str], folder: Path, log_path: Path, timeout_s: float) -> int | None:
+    """Run the generating process to its end; return its exit status, or None when it was not done in time.
+
+    Its output goes to a file: a pipe would stay open, and be waited for, as long as anything that it started lives.
+    """
+    mark = uuid.uuid4().hex
+    with log_path.open("wb") as log:
+        process = subprocess.Popen(
+            [sys.executable, "-P", "-m", "flashrt.bench.generate", *arguments, str(os.getpid())],
+            stdin=subprocess.DEVNULL, stdout=log, stderr=log, cwd=folder, start_new_session=True,
+            env={**os.environ, MARK: mark},
+        )  # fmt: skip
+    try:
+        return process.wait(timeout=timeout_s)
+    except subprocess.TimeoutExpired:
+        return None
+    finally:
+        kill_marked(mark)
+        process.wait()

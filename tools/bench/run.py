@@ -68,7 +68,9 @@ def run_benchmark(
         Wrong settings, or a system that fails, hangs or returns early.
     """
     check_settings(settings)
-    per_batch = settings.elements_per_batch
+    # Documents say themselves when a batch is done; so does code whose batches differ, where the mean says nothing.
+    known = settings.elements_per_batch if system.kind == "code" else None
+    per_batch = known if known and all(float(count).is_integer() for count in known.values()) else None
     if per_batch is None and system.kind == "code":
         progress(0.0, "calibration: how much a batch yields")
         per_batch = calibrate(system, inputs, workspace, folder, settings)
