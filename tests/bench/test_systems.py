@@ -24,6 +24,7 @@ from flashrt.bench import (
     run_benchmark,
     write_recording,
 )
+from flashrt.bench.check import collect
 from flashrt.bench.process import SystemProcess
 from flashrt.errors import InputError
 from tests.conftest import flashrt_processes, wait_until
@@ -83,11 +84,11 @@ def test_wrong_outputs_are_refused_by_name_and_position(
         ("variants.py:dies", "crash", "SIGKILL"),
         ("variants.py:never_ready", "hang", "io.ready() within 2 s"),
         ("variants.py:hangs", "hang", "within 2 s"),
-        ("variants.py:unknown_input", "serve-failed", "did you mean 'actions'"),
-        ("variants.py:unwritable_value", "serve-failed", "output 'frames'"),
+        ("variants.py:unknown_input", "unknown-input", "did you mean 'actions'"),
+        ("variants.py:unwritable_value", "value-kind", "output 'frames'"),
         ("variants.py:not_ready_first", "not-ready", "io.ready() before anything else"),
-        ("variants.py:absent", "load-failed", "no-such-function"),
-        ("variants.py:not_callable", "load-failed", "not_callable"),
+        ("variants.py:absent", "no-such-function", "'absent'"),
+        ("variants.py:not_callable", "no-such-function", "'not_callable'"),
     ],
 )
 def test_a_system_that_fails_is_named_with_what_it_did(toy: Path, candidate: str, rule: str, expected: str) -> None:
@@ -95,7 +96,20 @@ def test_a_system_that_fails_is_named_with_what_it_did(toy: Path, candidate: str
         check(toy, candidate, CheckSettings(timeout_s=2, measure_noise=False))
     assert caught.value.findings[0].rule == rule
     assert f"system '{candidate}'" in str(caught.value)
-    assert expected in str(caught.value) or rule == "load-failed"
+    assert expected in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("owed", "expected"),
+    [
+        ({"frame": 6}, r"output 'frames'.*did you mean 'frame'"),
+        ({"frames": 7}, r"7 of 'frames' a batch.*got 6 of 'frames'"),
+    ],
+)
+def test_a_wrong_amount_a_batch_is_named(toy: Path, owed: dict[str, float], expected: str) -> None:
+    settings = RunSettings(runs=1, duration_s=0.2, elements_per_batch=owed, timeout_s=2)
+    with pytest.raises(InputError, match=expected):
+        run_benchmark(resolve_system("reference.py:serve", toy), INPUTS, toy, toy, settings)
 
 
 def test_a_system_that_returns_early_is_not_equal(toy: Path) -> None:
@@ -321,3 +335,10 @@ def test_a_file_that_is_no_recording_is_refused(toy: Path) -> None:
     (toy / "bad.frec").write_bytes(b"\x00" * 100)
     with pytest.raises(InputError, match="recording"):
         read_inputs("bad.frec", toy, 0, 4)
+
+
+def test_a_system_on_gpus_sees_its_own_and_no_others(toy: Path) -> None:
+    settings = CheckSettings(num_batches=1, devices=("cuda:3", "cuda:1"), timeout_s=20)
+    items = read_inputs(INPUTS, toy, 1, 1)
+    streams = collect(resolve_system("variants.py:shows_devices", toy), items, settings, toy / "log")
+    assert streams.values["devices"] == [["cuda:0", "cuda:1", "3,1"]]

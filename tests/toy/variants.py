@@ -140,3 +140,9 @@ def not_ready_first(io):
 
 
 not_callable = 3
+
+
+def shows_devices(io):
+    io.ready()
+    for _ in io.inputs["actions"]:
+        io.outputs["devices"].write([*io.devices, os.environ.get("CUDA_VISIBLE_DEVICES", "")])

@@ -120,7 +120,7 @@ def one_by_one(
             break
         send(process, recorder, item)
         while not is_complete(recorder, batch, per_batch):
-            _take(process, recorder, timeout_s, f"all outputs of batch {batch}")
+            _take(process, recorder, timeout_s, f"all outputs of batch {batch}", per_batch)
 
 
 def windowed(
@@ -138,7 +138,7 @@ def windowed(
         batch = len(recorder.sent_ns)
         if batch - first >= window:
             while not is_complete(recorder, batch - window, per_batch):
-                _take(process, recorder, timeout_s, f"all outputs of batch {batch - window}")
+                _take(process, recorder, timeout_s, f"all outputs of batch {batch - window}", per_batch)
             if monotonic_ns() >= until_ns:
                 break
         send(process, recorder, item)
@@ -179,15 +179,37 @@ def settle(process: SystemProcess, recorder: Recorder, per_batch: Mapping[str, f
     """Take outputs until every batch sent so far is answered."""
     last = len(recorder.sent_ns) - 1
     while last >= 0 and not is_complete(recorder, last, per_batch):
-        _take(process, recorder, timeout_s, f"all outputs of batch {last}")
+        _take(process, recorder, timeout_s, f"all outputs of batch {last}", per_batch)
 
 
-def _take(process: SystemProcess, recorder: Recorder, timeout_s: float, waiting_for: str) -> None:
-    arrival = process.next_arrival(timeout_s, waiting_for)
+def _take(
+    process: SystemProcess,
+    recorder: Recorder,
+    timeout_s: float,
+    waiting_for: str,
+    per_batch: Mapping[str, float] | None,
+) -> None:
+    arrival = process.poll(timeout_s, waiting_for)
+    so_far = ", ".join(f"{count} of '{name}'" for name, count in recorder.elements.items()) or "nothing"
+    if arrival is None:
+        owed = f" ({_owed(per_batch)} a batch)" if per_batch else ""
+        got = f"{so_far} for {len(recorder.sent_ns)} batches"
+        raise process.hang(f"{waiting_for}{owed} within {timeout_s:.0f} s", got)
     recorder.take(arrival.at_ns, arrival.message)
+    where = f"system '{process.system.reference}'"
+    name = arrival.message.get("name")
+    if per_batch and arrival.message["kind"] == "output" and name not in per_batch:
+        raise input_error(
+            f"{where}, output '{name}'", f"only the outputs of elements_per_batch: {_owed(per_batch)}", f"'{name}'",
+            "correct elements_per_batch, or leave it out to have it found", rule="unknown-output",
+            valid=list(per_batch), name=str(name),
+        )  # fmt: skip
     if recorder.ended:
         raise input_error(
-            f"system '{process.system.reference}'", waiting_for,
-            f"it returned after {dict(recorder.elements)} elements for {len(recorder.sent_ns)} batches",
+            where, waiting_for, f"it returned after {so_far} for {len(recorder.sent_ns)} batches",
             "return only when the inputs are closed, and write every batch's outputs", rule="too-few-outputs",
         )  # fmt: skip
+
+
+def _owed(per_batch: Mapping[str, float]) -> str:
+    return ", ".join(f"{count:g} of '{name}'" for name, count in per_batch.items())

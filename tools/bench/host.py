@@ -12,6 +12,7 @@ import sys
 import threading
 import traceback
 from collections.abc import Callable, Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -93,8 +94,9 @@ def _take(connection: Connection, message: Mapping[str, Any], inputs: Inputs, io
 def _fail(connection: Connection, error: BaseException, phase: str) -> int:
     trace = "" if isinstance(error, FlashrtError) else traceback.format_exc(limit=-6)
     text = str(error) if isinstance(error, FlashrtError) else f"{type(error).__name__}: {error}"
+    findings = [asdict(finding) for finding in error.findings] if isinstance(error, FlashrtError) else []
     try:
-        connection.send({"kind": "failed", "phase": phase, "text": text, "traceback": trace})
+        connection.send({"kind": "failed", "phase": phase, "text": text, "traceback": trace, "findings": findings})
     except OSError:
         print(f"{text}\n{trace}", file=sys.stderr)
     return 3

@@ -20,7 +20,8 @@ from typing import Any
 
 from flashrt.bench.systems import System
 from flashrt.clock import monotonic_ns
-from flashrt.errors import InputError, input_error
+from flashrt.errors import Finding, InputError, input_error
+from flashrt.gpu.exports import mask_devices
 from flashrt.runtime.lifeline import MARK, descendants, exit_words, kill_marked, resident_bytes, wait_exit
 from flashrt.runtime.wire import Connection, pack
 
@@ -81,12 +82,14 @@ class SystemProcess:
         self._answered = threading.Event()
         self._exited = threading.Event()
         self._threads: list[threading.Thread] = []
-        hello = {**system.as_hello(), "inputs": list(inputs), "devices": list(devices), "config": dict(config or {})}
+        # A deployment's workers are masked one by one; any other system sees its own devices and no others.
+        mask, names = ({}, list(devices)) if system.kind == "deployment" else mask_devices(devices)
+        hello = {**system.as_hello(), "inputs": list(inputs), "devices": names, "config": dict(config or {})}
         greeting = pack({"kind": "hello"}, hello, "config")
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         with theirs:
             try:
-                self._process = self._start(theirs, {**_threads(), **(environment or {})})
+                self._process = self._start(theirs, {**_threads(), **mask, **(environment or {})})
             except OSError as error:
                 ours.close()
                 raise self._error("not-started", "a process that starts", str(error), log=False) from error
@@ -189,8 +192,12 @@ class SystemProcess:
         """
         arrival = self.poll(timeout_s, waiting_for)
         if arrival is None:
-            raise self._error("hang", f"{waiting_for} within {timeout_s:.0f} s", f"nothing{self._place()}")
+            raise self.hang(f"{waiting_for} within {timeout_s:.0f} s", "nothing")
         return arrival
+
+    def hang(self, expected: str, got: str) -> InputError:
+        """Return the error for a system that is silent: what was waited for, what came, and where it is."""
+        return self._error("hang", expected, f"{got}{self._place()}")
 
     def _place(self) -> str:
         """Return where the system says that it is, for an error."""
@@ -214,9 +221,14 @@ class SystemProcess:
             raise self._error("crash", waiting_for, self._ending())
         kind = arrival.message["kind"]
         if kind == "failed":
-            text = arrival.message["text"]
+            findings = arrival.message.get("findings")
+            if isinstance(findings, list) and findings and all(isinstance(item, dict) for item in findings):
+                raise InputError([self._within(finding) for finding in findings])
+            text = arrival.message.get("text")
             trace = arrival.message.get("traceback") or ""
-            raise self._error(f"{arrival.message['phase']}-failed", waiting_for, f"{text}\n{trace}".strip(), log=False)
+            raise self._error(
+                f"{arrival.message.get('phase')}-failed", waiting_for, f"{text}\n{trace}".strip(), log=False
+            )
         if kind == "garbled":
             raise self._error("garbled", waiting_for, f"bytes that are no message ({arrival.message['text']})")
         if kind == "ready":
@@ -225,6 +237,16 @@ class SystemProcess:
             self.finished = True
             self.usage = arrival.message.get("usage") or {}
         return arrival
+
+    def _within(self, finding: Mapping[str, Any]) -> Finding:
+        """Return a finding of the system's own process as one about the system."""
+        # The system may have written anything there, so nothing but text is taken over.
+        said = {name: str(finding.get(name) or "?") for name in ("where", "expected", "got", "fix", "rule")}
+        nearest = finding.get("nearest")
+        return Finding(
+            f"system '{self.system.reference}', {said['where']}", said["expected"], said["got"], said["fix"],
+            said["rule"], nearest if isinstance(nearest, str) else None,
+        )  # fmt: skip
 
     def wait_ready(self, timeout_s: float) -> None:
         """Wait until the system has called ``io.ready()``."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from flashrt.gpu.devices import Device, Kind
 
@@ -29,3 +29,25 @@ def environment(devices: Iterable[Device], lease: str = "", token: int | None = 
     if "emulated" in joined:
         variables["FLASHRT_EMULATED"] = joined["emulated"]
     return variables
+
+
+def mask_devices(names: Sequence[str]) -> tuple[dict[str, str], list[str]]:
+    """Return what to export so that a process sees only these devices, and what it then calls them.
+
+    Parameters
+    ----------
+    names
+        As runs call devices: ``cuda:3``, ``rocm:1``, ``cpu-0``, ``emulated-2``; one kind.
+
+    Returns
+    -------
+    (variables, names within the mask): a masked process numbers its GPUs from 0. Others keep their names.
+    """
+    numbers = [name.split(":", 1)[1] for name in names if ":" in name]
+    if not numbers:
+        return {}, list(names)
+    kind = names[0].split(":", 1)[0]
+    inside = [f"{kind}:{position}" for position in range(len(numbers))]
+    if kind == "rocm":
+        return {"ROCR_VISIBLE_DEVICES": ",".join(numbers)}, inside
+    return {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", "CUDA_VISIBLE_DEVICES": ",".join(numbers)}, inside

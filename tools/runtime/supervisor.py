@@ -17,6 +17,7 @@ from typing import Any
 
 from flashrt.clock import monotonic_ns
 from flashrt.errors import input_error
+from flashrt.gpu.exports import mask_devices
 from flashrt.ir.flatten import INPUT, OUTPUT, FlatProgram
 from flashrt.runtime.layout import Layout, WorkerPlan
 from flashrt.runtime.lifeline import exit_words
@@ -109,7 +110,7 @@ class Supervisor:
                     [sys.executable, "-P", "-m", "flashrt.runtime.worker", "--fd", str(theirs.fileno())],
                     stdin=subprocess.DEVNULL,
                     pass_fds=descriptors,
-                    env={**os.environ, **_visible(worker)},
+                    env={**os.environ, **mask_devices(worker.devices)[0]},
                 )
                 _pin(process.pid, worker)
                 hello = {
@@ -287,15 +288,6 @@ class Supervisor:
             thread.join(timeout=JOIN_TIMEOUT_S)
         for control in self._controls.values():
             control.close()
-
-
-def _visible(worker: WorkerPlan) -> dict[str, str]:
-    """Return what to export so that a worker sees only its own devices; CPU and emulated ones need nothing."""
-    numbers = [name.split(":", 1)[1] for name in worker.devices if ":" in name]
-    kind = worker.devices[0].split(":", 1)[0] if numbers else ""
-    if kind == "cuda":
-        return {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", "CUDA_VISIBLE_DEVICES": ",".join(numbers)}
-    return {"ROCR_VISIBLE_DEVICES": ",".join(numbers)} if kind == "rocm" else {}
 
 
 def _pin(pid: int, worker: WorkerPlan) -> None:
