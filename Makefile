@@ -1,8 +1,10 @@
+# make help    this list
 # make demo    the whole loop on the WorldPlay application, on this machine's CPU cores
 # make test    all tests
 # make check   ruff, formatting, strict types
 # make bench   benchmarks: ratios against a peer or a floor measured in the same run
 # make soak    the long reliability runs: 100 kills, 200 random programs
+# make setup   only the environment (.venv); make clean removes it and what was made
 #
 # On a GPU host choose the torch build yourself:  make demo TORCH=torch==2.13.0
 
@@ -18,8 +20,11 @@ endif
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet
 export PYTHONDONTWRITEBYTECODE = 1
 
-.PHONY: all setup demo test check bench soak clean
+.PHONY: all help setup demo test check bench soak clean
 all: setup
+help:
+	@sed -n 's/^# make /make /p' $(firstword $(MAKEFILE_LIST))
+
 setup: $(VENV)/.installed
 
 $(VENV)/.installed: pyproject.toml constraints.txt

@@ -8,12 +8,18 @@ import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from flashrt import __version__
 from flashrt.errors import FlashrtError
 
+if TYPE_CHECKING:
+    from flashrt.mcp_server.client import Answer
+
 EXIT_TOOL_ERROR = 5
 EXIT_USAGE = 2
+EXIT_PIPE = 141
+"""What a shell reports of a process that wrote to a pipe that nobody reads."""
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -36,8 +42,10 @@ def build_parser() -> argparse.ArgumentParser:
     demo.add_argument("--quick", action="store_true", help="one run a variant instead of two")
 
     call = commands.add_parser("call", help="call one tool of a server started for it; waits for jobs")
-    call.add_argument("tool")
+    call.add_argument("tool", nargs="?", help="its name")
     call.add_argument("arguments", nargs="?", default="{}", help="JSON object (default: {})")
+    call.add_argument("--list", action="store_true", help="print every tool with its arguments, and call none")
+    call.add_argument("--describe", action="store_true", help="print the tool's arguments with what they mean")
     _add_workspace(call)
 
     commands.add_parser("doctor", help="say what works on this machine and what to install")
@@ -50,7 +58,10 @@ def _add_workspace(parser: argparse.ArgumentParser) -> None:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command; return the exit status: 0, 2 for wrong usage, 5 for a tool error."""
-    options = build_parser().parse_args(argv)
+    parser = build_parser()
+    options = parser.parse_args(argv)
+    if options.command == "call" and options.tool is None and not options.list:
+        parser.error("call: name a TOOL; flashrt call --list prints them")
     # A folder that happens to hold a `tools/` or `flashrt.py` must not be importable from by accident.
     sys.path[:] = [entry for entry in sys.path if entry not in {"", os.getcwd()} or entry in _site_paths()]
     try:
@@ -58,6 +69,12 @@ def main(argv: Sequence[str] | None = None) -> int:
             from flashrt.mcp_server.server import serve
 
             return serve(options.workspace, options.http)
+        if options.command == "call" and (options.list or options.describe):
+            from flashrt.mcp_server.listing import describe_tool, list_tools
+
+            print(list_tools(options.workspace) if options.list else describe_tool(options.tool, options.workspace))
+            sys.stdout.flush()
+            return 0
         if options.command == "call":
             return _call(options.tool, options.arguments, options.workspace)
         if options.command == "doctor":
@@ -72,6 +89,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         return EXIT_USAGE
     except KeyboardInterrupt:
         return 130
+    except BrokenPipeError:
+        # Python flushes at its end once more; that must have somewhere to go.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return EXIT_PIPE
 
 
 def _site_paths() -> set[str]:
@@ -96,14 +117,15 @@ def _call(tool: str, text: str, workspace: Path) -> int:
               file=sys.stderr)  # fmt: skip
         return EXIT_USAGE
 
-    async def run() -> int:
+    async def run() -> Answer:
         from flashrt.mcp_server.client import started_server
 
         async with started_server(workspace) as caller:
-            answer = await caller.call(tool, arguments)
-        print(json.dumps(dict(answer.record), indent=2))
-        if not answer.ok:
-            print(answer.text, file=sys.stderr)
-        return 0 if answer.ok else EXIT_TOOL_ERROR
+            return await caller.call(tool, arguments)
 
-    return anyio.run(run)
+    answer = anyio.run(run)
+    print(json.dumps(dict(answer.record), indent=2))
+    if not answer.ok:
+        print(answer.text, file=sys.stderr)
+    sys.stdout.flush()
+    return 0 if answer.ok else EXIT_TOOL_ERROR

@@ -34,10 +34,6 @@ class Caller:
     def __init__(self, client: Client) -> None:
         self._client = client
 
-    async def list_tools(self) -> list[str]:
-        """Return the names of the server's tools."""
-        return [tool.name for tool in (await self._client.list_tools()).tools]
-
     async def call(self, tool: str, arguments: Mapping[str, Any], progress: Progress | None = None) -> Answer:
         """Call a tool; where it starts a job, wait until that has ended.
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from flashrt.errors import input_error, listed
 
@@ -24,12 +25,30 @@ def device_names(given: str | Sequence[str] | None) -> tuple[str, ...]:
 
         return tuple(device_name(device.kind, device.index) for device in gpu.lease_devices(given))
     names = [given] if isinstance(given, str) else list(given)
+    twice = sorted({name for name in names if names.count(name) > 1})
+    if twice:
+        raise input_error(
+            "argument 'devices'", "every device once", f"{listed(twice)} twice", "name different devices",
+            rule="device-twice",
+        )  # fmt: skip
     bad = [name for name in names if not _is_device(name)]
     if bad:
         raise input_error(
             "argument 'devices'", "a lease id, or names such as cpu-0, cuda:0, emulated-0", listed(bad),
             "call gpu_acquire and pass its lease", rule="unknown-device",
         )  # fmt: skip
+    real = [name for name in names if not name.startswith("emulated-")]
+    if real:
+        from flashrt import gpu
+
+        known = [device_name(device.kind, device.index) for device in gpu.inventory().devices]
+        absent = [name for name in real if name not in known]
+        if absent:
+            raise input_error(
+                "argument 'devices'", f"devices of this machine: {listed(known)}", listed(absent),
+                "call gpu_status for what there is, or gpu_acquire for a lease", rule="absent-device", valid=known,
+                name=absent[0],
+            )  # fmt: skip
     return tuple(names)
 
 
@@ -58,3 +77,29 @@ def check_degrees(degrees: Sequence[int] | None) -> None:
             "argument 'degrees'", "[1]: operations are measured on one device", str(list(degrees)),
             "leave it out, and declare other degrees in the profile by hand", rule="degrees",
         )  # fmt: skip
+
+
+def default_devices(deployment: Mapping[str, Any], where: str) -> tuple[str, ...]:
+    """Return the devices that a deployment measured without a lease runs on: this machine's first of its kind.
+
+    Raises
+    ------
+    InputError
+        The machine has fewer than the deployment's groups name.
+    """
+    kind = str(deployment.get("devices") or "cpu")
+    groups = deployment.get("groups")
+    numbers = [number for group in groups.values() for number in group] if isinstance(groups, Mapping) else []
+    if kind == "emulated" or not all(isinstance(number, int) for number in numbers):
+        return ()
+    from flashrt import gpu
+
+    known = [device_name(d.kind, d.index) for d in gpu.inventory().devices if d.kind == kind]
+    needed = max(numbers, default=-1) + 1
+    if needed > len(known):
+        raise input_error(
+            f"{where}, key 'groups'", f"device numbers below {len(known)}: this machine has {listed(known)}",
+            f"device {needed - 1}", "place it on fewer devices, or write devices: emulated with a profile",
+            rule="too-few-devices",
+        )  # fmt: skip
+    return tuple(known[:needed])

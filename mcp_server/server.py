@@ -21,6 +21,7 @@ from pydantic import ValidationError
 
 from flashrt import __version__
 from flashrt.errors import Finding, FlashrtError, InputError, ResourceMissingError, listed, nearest
+from flashrt.ir.documents import expectation
 from flashrt.mcp_server.tools import TABLE, Tool, Tools, unknown_argument
 from flashrt.mcp_server.workspace import Workspace
 
@@ -95,7 +96,7 @@ class FlashrtServer(MCPServer[Any]):
         try:
             checked = info.fn_metadata.validate_arguments(arguments)
         except ValidationError as error:
-            raise InputError([*unknown, *_argument_findings(tool.name, error)]) from None
+            raise InputError([*unknown, *_argument_findings(tool.name, error, info.parameters["properties"])]) from None
         if unknown:
             raise InputError(unknown)
         if tool.name == "job_wait":
@@ -137,14 +138,20 @@ class FlashrtServer(MCPServer[Any]):
                 return record
 
 
-def _argument_findings(tool: str, error: ValidationError) -> list[Finding]:
+def _argument_findings(tool: str, error: ValidationError, properties: Mapping[str, Mapping[str, Any]]) -> list[Finding]:
     findings = []
     for item in error.errors(include_url=False):
         name = ".".join(str(step) for step in item["loc"])
         got = "nothing" if item["type"] == "missing" else repr(item.get("input"))[:80]
+        expected, near = expectation(item)
+        if item["type"] == "missing":
+            schema = properties.get(name, {})
+            names = schema.get("enum")
+            expected = f"one of {listed(names, 30)}" if names else str(schema.get("description", "a value"))
         findings.append(
-            Finding(f"{tool}, argument '{name}'", item["msg"], got, "correct it and call again", rule=item["type"])
-        )
+            Finding(f"{tool}, argument '{name}'", expected, got, "correct it and call again", rule=item["type"],
+                    nearest=near)
+        )  # fmt: skip
     return findings
 
 

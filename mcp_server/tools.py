@@ -67,7 +67,8 @@ TABLE: tuple[Tool, ...] = (
         "analyze",
         "Dependencies, parallel groups, streaming edges and candidates (every transformation with its legality). With "
         "profile and deployment: exact period, offset and latency with critical cycle and path. seed_queue fills the "
-        "variant queue with the candidates.",
+        "variant queue with the candidates; those that are illegal, need over max_devices, or repeat another's "
+        "deployment are there as removed.",
     ),
     Tool(
         "profile_measure",
@@ -89,13 +90,14 @@ TABLE: tuple[Tool, ...] = (
     Tool("bench_compare", "Ratios between finished runs with intervals; says when a difference is noise.", True),
     Tool("gpu_status", "Devices, topology, leases with their holders, foreign processes.", True),
     Tool("gpu_acquire", "Lease devices, all or none; says who holds what and when to retry when they are busy."),
+    Tool("gpu_renew", "Let a lease last ttl_s from now on."),
     Tool("gpu_release", "Give a lease back, so that others can have its devices.", destructive=True),
     Tool(
         "variant_add",
         "Queue a variant: a hypothesis with the transformation, the bottleneck it attacks and why it is legal. Makes "
         "an isolated folder to implement it in.",
     ),
-    Tool("variant_next", "Claim the highest-ranked pending variant."),
+    Tool("variant_next", "Claim the highest-ranked pending variant, or the one that is named."),
     Tool(
         "variant_update",
         "Decide a variant: measured (needs a passed equivalence check and a valid run of the same system) or removed "
@@ -170,6 +172,9 @@ class Tools:
         profile: Annotated[str | None, Field(description="Profile document or id")] = None,
         deployment: Annotated[str | None, Field(description="Deployment document or id")] = None,
         seed_queue: Annotated[bool, Field(description="Put the candidates into the variant queue")] = False,
+        max_devices: Annotated[
+            int | None, Field(ge=1, description="seed_queue: devices there are; candidates that need more are removed")
+        ] = None,
     ) -> dict[str, Any]:
         """Analyse a program, and with profile and deployment what that deployment does."""
         from flashrt.analysis import analyze_program
@@ -184,7 +189,7 @@ class Tools:
         result = analyze_program(built, times, placed)
         if seed_queue:
             candidates = [self._rooted(candidate, program, built) for candidate in result["candidates"]]
-            result["seeded"] = VariantQueue(self.workspace.store).seed(candidates).as_dict()
+            result["seeded"] = VariantQueue(self.workspace.store).seed(candidates, max_devices=max_devices).as_dict()
         return {"program": built.id, **result}
 
     def _rooted(self, candidate: Mapping[str, Any], program: str, built: Any) -> dict[str, Any]:
@@ -235,6 +240,16 @@ class Tools:
         )  # fmt: skip
         return lease.as_dict()
 
+    def gpu_renew(
+        self,
+        lease: Annotated[str, Field(description="Lease id from gpu_acquire")],
+        ttl_s: Annotated[float, Field(gt=0, description="The lease ends this long from now unless renewed again")],
+    ) -> dict[str, Any]:
+        """Let a lease last longer, or shorter."""
+        from flashrt import gpu
+
+        return gpu.renew(lease, ttl_s).as_dict()
+
     def gpu_release(self, lease: Annotated[str, Field(description="Lease id from gpu_acquire")]) -> dict[str, Any]:
         """Give a lease back."""
         from flashrt import gpu
@@ -251,15 +266,22 @@ class Tools:
         system: Annotated[str | None, Field(description="The variant's system, when it exists already")] = None,
         parent: Annotated[str | None, Field(description="The variant it builds on")] = None,
         expected: Annotated[dict[str, Any] | None, Field(description="Such as {rate_ratio: 1.4}")] = None,
+        rank: Annotated[
+            float | None, Field(description="Higher is offered first; default: the gain that is expected")
+        ] = None,
     ) -> dict[str, Any]:
         """Queue a variant."""
         return self._queue().add(
-            hypothesis, transformation, bottleneck, legality, system=system, parent=parent, expected=expected
+            hypothesis, transformation, bottleneck, legality, system=system, parent=parent, expected=expected,
+            rank=rank,
         ).as_dict()  # fmt: skip
 
-    def variant_next(self) -> dict[str, Any]:
+    def variant_next(
+        self,
+        variant: Annotated[str | None, Field(description="Id of a pending one; default: the highest-ranked")] = None,
+    ) -> dict[str, Any]:
         """Claim a variant."""
-        return self._queue().next().as_dict()
+        return self._queue().next(variant).as_dict()
 
     def variant_update(
         self,
@@ -279,9 +301,12 @@ class Tools:
             variant, state, equivalence=equivalence, run=run, reason=reason, ranks=ranks, system=system
         ).as_dict()  # fmt: skip
 
-    def variant_list(self) -> dict[str, Any]:
+    def variant_list(
+        self,
+        detail: Annotated[bool, Field(description="With every variant's history")] = False,
+    ) -> dict[str, Any]:
         """List variants."""
-        return self._queue().list().as_dict()
+        return self._queue().list().as_dict(history=detail)
 
     def _queue(self) -> VariantQueue:
         from flashrt.variants.queue import VariantQueue
@@ -349,7 +374,10 @@ class Tools:
         devices: DevicesArgument = None,
         duration_s: Annotated[float, Field(gt=0, le=3600, description="Measured time of each run")] = 8,
         runs: Annotated[int, Field(ge=1, le=100, description="Process restarts; intervals want 5")] = 3,
-        period_ms: Annotated[float | None, Field(gt=0, description="realtime: the batch period")] = None,
+        period_ms: Annotated[
+            float | None,
+            Field(gt=0, description="realtime: the batch period; default: 1.1 times the latency seen in warm-up"),
+        ] = None,
         elements_per_batch: Annotated[
             dict[str, float] | None, Field(description="What each output owes for a batch; found when absent")
         ] = None,

@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from flashrt.errors import input_error
-from flashrt.mcp_server.devices import check_degrees, device_names
+from flashrt.ir.documents import read_document
+from flashrt.mcp_server.devices import check_degrees, default_devices, device_names
 from flashrt.mcp_server.workspace import Workspace
 from flashrt.variants.store import new_id
 
@@ -61,7 +62,8 @@ def ir_interpret(root: Path, arguments: Mapping[str, Any], progress: Progress, f
             baseline, system, arguments["inputs"], root, folder, settings,
             lambda share, message: progress(0.3 + 0.7 * share, message),
         )  # fmt: skip
-        result["equality"] = keep_equivalence(workspace, verdict, folder)
+        # The baseline that the program was proved against is the reference of this workspace from now on.
+        result["equality"] = keep_equivalence(workspace, {**verdict, "role": "program"}, folder)
         result["equivalent"] = verdict["equivalent"]
     return result
 
@@ -119,15 +121,20 @@ def bench_run(root: Path, arguments: Mapping[str, Any], progress: Progress, fold
         for key in ("scenario", "duration_s", "runs", "warmup", "period_ms", "config", "max_batches")
         if arguments.get(key) is not None
     }
+    devices = device_names(arguments.get("devices"))
+    if not devices and system.kind == "deployment":
+        devices = default_devices(read_document(system.path), f"deployment '{system.path.name}'")
     settings = RunSettings(
         **given,
-        devices=device_names(arguments.get("devices")),
+        devices=devices,
         elements_per_batch=arguments.get("elements_per_batch") or known_elements(workspace, system),
         emulated=system.emulated,
         timeout_s=timeout_s(arguments),
     )
     identity = new_id("run")
     result = run_benchmark(system, arguments["inputs"], root, folder, settings, progress)
+    if not (isinstance(arguments.get("devices"), str) and str(arguments["devices"]).startswith("lease")):
+        result["notes"] = [*result["notes"], "measured without a lease: others may have used the same devices"]
     result = {"run": identity, **result}
     result["artifacts"] = {name: workspace.relative(Path(path)) for name, path in result["artifacts"].items()}
     (folder / "result.json").write_text(json.dumps(result, indent=1, default=str))

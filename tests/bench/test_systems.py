@@ -87,6 +87,7 @@ def test_wrong_outputs_are_refused_by_name_and_position(
         ("variants.py:unknown_input", "unknown-input", "did you mean 'actions'"),
         ("variants.py:unwritable_value", "value-kind", "output 'frames'"),
         ("variants.py:not_ready_first", "not-ready", "io.ready() before anything else"),
+        ("variants.py:reads_before_ready", "read-before-ready", "io.ready() before the first read"),
         ("variants.py:absent", "no-such-function", "'absent'"),
         ("variants.py:not_callable", "no-such-function", "'not_callable'"),
     ],
@@ -342,3 +343,44 @@ def test_a_system_on_gpus_sees_its_own_and_no_others(toy: Path) -> None:
     items = read_inputs(INPUTS, toy, 1, 1)
     streams = collect(resolve_system("variants.py:shows_devices", toy), items, settings, toy / "log")
     assert streams.values["devices"] == [["cuda:0", "cuda:1", "3,1"]]
+
+
+def test_the_main_output_is_the_one_with_most_axes(toy: Path) -> None:
+    settings = RunSettings(runs=1, duration_s=0.2, timeout_s=20)
+    result = run_benchmark(resolve_system("variants.py:two_outputs", toy), INPUTS, toy, toy, settings)
+    assert result["output"] == "frames"
+    assert set(result["outputs"]) == {"frames", "words", "samples"}
+    assert result["elements_per_batch"] == 6
+
+
+def test_files_that_change_meanwhile_void_a_run_and_a_check(toy: Path) -> None:
+    system = resolve_system("variants.py:edits_itself", toy)
+    settings = RunSettings(runs=1, duration_s=0.2, elements_per_batch={"frames": 6}, timeout_s=20)
+    result = run_benchmark(system, INPUTS, toy, toy, settings)
+    assert not result["valid"]
+    assert any("variants.py changed" in reason for reason in result["reasons"])
+    verdict = check(toy, "variants.py:edits_itself")
+    assert not verdict["equivalent"]
+    assert any("variants.py changed" in reason for reason in verdict["reasons"])
+
+
+def test_real_work_that_outlasts_its_emulated_time_voids_the_run(toy: Path) -> None:
+    (toy / "profile.yaml").write_text(
+        "schema: flashrt/profile@1\ndevice: emulated\nprovenance: declared\noperations: {drift: 5, render: 5}\n"
+    )
+    text = (toy / "split.yaml").read_text().replace("devices: cpu", "devices: emulated\nprofile: profile.yaml")
+    (toy / "emulated.yaml").write_text(text + "config: {delay_s: 0.02}\n")
+    settings = RunSettings(runs=1, duration_s=0.4, emulated=True, timeout_s=30)
+    result = run_benchmark(resolve_system("emulated.yaml", toy), INPUTS, toy, toy, settings)
+    assert not result["valid"]
+    assert any("operation 'drift' took" in reason for reason in result["reasons"])
+
+
+def test_too_few_inputs_are_named_as_the_cause(toy: Path) -> None:
+    (toy / "few.py").write_text(
+        "import inputs\n\ndef batches(seed, count):\n    yield from inputs.batches(seed, min(count, 4))\n"
+    )
+    settings = RunSettings(runs=1, duration_s=0.2, elements_per_batch={"frames": 6}, timeout_s=20)
+    result = run_benchmark(resolve_system("reference.py:serve", toy), "few.py:batches", toy, toy, settings)
+    assert not result["valid"]
+    assert any("the inputs yield 4 batches" in reason for reason in result["reasons"])

@@ -282,3 +282,15 @@ def test_importing_the_library_does_not_import_torch() -> None:
     code = f"import sys, {modules}; print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-P", "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False"
+
+
+@pytest.mark.parametrize(("declared", "passes"), [(12, True), (11, False), ("frames", True)])
+def test_the_joined_chunks_must_have_the_declared_length(tmp_path: Path, declared: int | str, passes: bool) -> None:
+    document = world()
+    document["graphs"]["app"]["nodes"]["vae"]["outputs"]["frames"] = {"shape": [declared, 2]}
+    built = build(document, write_ops(tmp_path))
+    if passes:
+        assert interpret(built.flat, tmp_path, [actions(0)])[0][0]["frames"].shape == (12, 2)
+        return
+    with pytest.raises(InputError, match=r"port 'frames'.*11 along axis 0, all chunks joined, got 12"):
+        interpret(built.flat, tmp_path, [actions(0)])

@@ -64,6 +64,7 @@ def test_call_works_in_the_current_folder_without_arguments(workspace: Path) -> 
         (["serve", "--http", "127.0.0.1:99999"], "HOST:PORT"),
         (["cal"], "call"),
         ([], "COMMAND"),
+        (["call"], "flashrt call --list"),
     ],
 )
 def test_wrong_usage_ends_with_2_and_says_why(workspace: Path, arguments: list[str], words: str) -> None:
@@ -72,6 +73,36 @@ def test_wrong_usage_ends_with_2_and_says_why(workspace: Path, arguments: list[s
     assert done.stdout == ""
     assert words in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_call_lists_and_describes_the_tools(tmp_path: Path) -> None:
+    listed = flashrt("call", "--list", cwd=tmp_path)
+    assert listed.returncode == 0
+    assert "\nbench_run system* inputs* scenario devices" in listed.stdout
+    assert "\n    Lease devices, all or none" in listed.stdout
+    described = flashrt("call", "bench_run", "--describe", cwd=tmp_path)
+    assert described.returncode == 0
+    assert "system (required, string) file.py:function" in described.stdout
+    assert "period_ms (number, above 0) realtime" in described.stdout
+    assert "one of 'single_stream', 'realtime', 'max_rate'" in described.stdout
+    wrong = flashrt("call", "bench_rn", "--describe", cwd=tmp_path)
+    assert wrong.returncode == 2
+    assert "did you mean 'bench_run'" in wrong.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_reader_that_goes_away_is_no_error(workspace: Path) -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    try:
+        done = subprocess.run(
+            [sys.executable, "-P", "-m", "flashrt.mcp_server", "call", "variant_list"], cwd=workspace, stdout=writing,
+            stderr=subprocess.PIPE, text=True, timeout=120, stdin=subprocess.DEVNULL, check=False,
+        )  # fmt: skip
+    finally:
+        os.close(writing)
+    assert done.returncode == 141
+    assert done.stderr == ""
 
 
 def test_help_lists_the_commands_and_version_is_the_package_s(tmp_path: Path) -> None:

@@ -85,6 +85,10 @@ async def test_an_analysis_with_profile_and_deployment_seeds_the_queue(workspace
             assert variant["state"] in {"pending", "removed"}
             assert variant["state"] != "removed" or variant["reason"]
 
+        detailed = await session.call("variant_list", detail=True)
+        assert all(variant["history"] for variant in detailed["variants"])
+        assert not any("history" in variant for variant in listed["variants"])
+
         again = await session.call("analyze", program=program, profile="profile.yaml", seed_queue=True)
         assert len((await session.call("variant_list"))["variants"]) == len(listed["variants"])
         assert not again["seeded"]["added"]
@@ -94,8 +98,17 @@ async def test_an_analysis_with_profile_and_deployment_seeds_the_queue(workspace
         folder = Path(claimed["folder"])
         assert folder.is_relative_to(workspace)
         assert (folder / "program.yaml").is_file()
-        other = await session.call("variant_next")
-        assert other["variant"] != claimed["variant"]
+        pending = [variant["variant"] for variant in listed["variants"] if variant["state"] == "pending"]
+        other = await session.call("variant_next", variant=pending[-1])
+        assert other["variant"] == pending[-1] != claimed["variant"]
+
+
+async def test_seeding_for_few_devices_removes_what_needs_more(workspace: Path) -> None:
+    async with connected(workspace) as session:
+        await session.call("analyze", program="program.yaml", profile="profile.yaml", seed_queue=True, max_devices=1)
+        listed = await session.call("variant_list")
+        reasons = [str(variant["reason"]) for variant in listed["variants"] if variant["state"] == "removed"]
+        assert "it needs 2 devices; max_devices is 1" in reasons
 
 
 async def test_a_program_is_proved_and_measured_without_torch_in_the_server(workspace: Path) -> None:
@@ -122,11 +135,11 @@ async def test_a_program_is_proved_and_measured_without_torch_in_the_server(work
 async def test_only_proved_and_measured_variants_count(workspace: Path) -> None:
     async with connected(workspace) as session:
         equal = await session.finish(
-            "equivalence_check", baseline=REFERENCE, candidate="split.yaml", inputs=INPUTS, count=4
+            "equivalence_check", baseline=REFERENCE, candidate="split.yaml", inputs=INPUTS, count=8
         )
         assert equal["equivalent"] is True
         frames = equal["outputs"]["frames"]
-        assert (frames["mismatched"], frames["total"], frames["max_abs"]) == (0, 384, 0)
+        assert (frames["mismatched"], frames["total"], frames["max_abs"]) == (0, 768, 0)
         assert frames["first_mismatch"] is None
 
         base = await session.finish("bench_run", system=REFERENCE, warmup=1, **SHORT)
@@ -221,6 +234,9 @@ async def test_devices_are_leased_refused_and_released(workspace: Path) -> None:
         assert any("agent-1" in holder for holder in record["holders"])
         run = await session.finish("bench_run", system=REFERENCE, devices=lease["lease"], warmup=1, **SHORT)
         assert run["valid"] is True
+        renewed = await session.call("gpu_renew", lease=lease["lease"], ttl_s=3600)
+        assert renewed["lease"] == lease["lease"]
+        assert renewed["remaining_s"] > 3000 > lease["remaining_s"]
         released = await session.call("gpu_release", lease=lease["lease"])
         assert released["released"] == lease["lease"]
         text, _ = await session.refused("gpu_release", lease=lease["lease"])

@@ -39,7 +39,12 @@ REFUSALS: list[tuple[str, dict[str, Any], list[str]]] = [
     ("gpu_acquire", {"count": 1, "holdr": "me"}, ["'holdr'", "did you mean 'holder'", "argument 'holder'", "nothing"]),
     ("bench_compare", {"runs": ["run-1"]}, ["argument 'runs'", "at least 2"]),
     ("job_wait", {"job": "job-1", "wait_s": 26}, ["argument 'wait_s'", "25"]),
-    ("bench_run", {**BENCH, "scenario": "realtme"}, ["argument 'scenario'", "'realtime'", "realtme"]),
+    ("bench_run", {**BENCH, "scenario": "realtme"},
+     ["argument 'scenario'", "expected one of 'single_stream', 'realtime', 'max_rate'", "did you mean 'realtime'"]),
+    ("variant_update", {"variant": "var-0001"}, ["argument 'state'", "one of 'measured', 'removed', 'pending'"]),
+    ("analyze", {"program": "program.yaml", "max_devices": 0}, ["max_devices", "expected greater than or equal to 1"]),
+    ("variant_next", {"variant": "var-0099"}, ["'var-0099'", "did you mean 'var-0001'"]),
+    ("gpu_renew", {"lease": "lease-9-abcdef", "ttl_s": 60}, ["lease-9-abcdef"]),
     ("bench_run", {**BENCH, "duration_s": 0, "runs": 0}, ["argument 'duration_s'", "argument 'runs'"]),
     ("equivalence_check", {**CHECK, "tolerance": "nearly"}, ["nearly"]),
     ("equivalence_check", {**CHECK, "count": 0}, ["argument 'count'"]),
@@ -113,7 +118,7 @@ async def test_bad_input_is_refused_in_words_and_the_store_is_left_as_it_was(wor
             missing = [word for word in words if word not in text]
             if missing:
                 problems.append(f"{call}: {missing} not in: {text}")
-            if "Traceback" in text or "failed inside FlashRT" in text:
+            if "Traceback" in text or "Input should" in text or "failed inside FlashRT" in text:
                 problems.append(f"{call}: {text}")
             for finding in record["diagnostics"] or [{}]:
                 if not all(finding.get(key) for key in ("severity", "where", "message", "fix", "rule")):

@@ -21,8 +21,8 @@ MAX_CHARACTERS = 40_000
 # As interfaces.md has them, those that exist so far.
 NAMES = {
     "ir_build", "ir_interpret", "analyze", "profile_measure", "equivalence_check", "bench_run",
-    "bench_compare", "gpu_status", "gpu_acquire", "gpu_release", "variant_add", "variant_next", "variant_update",
-    "variant_list", "job_wait", "job_cancel",
+    "bench_compare", "gpu_status", "gpu_acquire", "gpu_renew", "gpu_release", "variant_add", "variant_next",
+    "variant_update", "variant_list", "job_wait", "job_cancel",
 }  # fmt: skip
 READ_ONLY = {"bench_compare", "gpu_status", "variant_list", "job_wait"}
 DESTRUCTIVE = {"gpu_release", "job_cancel"}

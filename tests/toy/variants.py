@@ -146,3 +146,25 @@ def shows_devices(io):
     io.ready()
     for _ in io.inputs["actions"]:
         io.outputs["devices"].write([*io.devices, os.environ.get("CUDA_VISIBLE_DEVICES", "")])
+
+
+def reads_before_ready(io):
+    io.inputs["actions"].read()
+
+
+def two_outputs(io):
+    """Frames, and samples that come a little later."""
+    io.ready()
+    for actions in io.inputs["actions"]:
+        io.outputs["frames"].write(np.zeros((6, 4, 4), np.float32) + actions.sum())
+        io.outputs["words"].write(["a", "b"])
+        io.outputs["samples"].write(np.zeros(100, np.float32) + actions.sum())
+
+
+def edits_itself(io):
+    def after(batch):
+        if batch == 0:
+            with open(__file__, "a") as file:
+                file.write("\n# changed\n")
+
+    run(io, after=after)

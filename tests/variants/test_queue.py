@@ -269,6 +269,88 @@ def test_seeding_twice_adds_once(workspace: Path, queue: VariantQueue) -> None:
     assert not (workspace / ".flashrt" / "variants").exists()
 
 
+def placed(id: str, groups: dict[str, list[int]], place: dict[str, str], **more: Any) -> dict[str, Any]:
+    deployment = {"groups": groups, "place": place, **more}
+    return {**CANDIDATES[0], "id": id, "expected": {}, "deployment": deployment}
+
+
+def test_candidates_that_need_too_many_devices_or_repeat_a_deployment_are_removed(queue: VariantQueue) -> None:
+    edges = ["a -> b", "b -> c"]
+    seeds = queue.seed(
+        [
+            placed("one", {"a": [0], "b": [1]}, {"x": "a", "y": "b"}, blocking=edges),
+            placed("renamed", {"p": [1], "q": [0]}, {"y": "p", "x": "q"}, blocking=edges[::-1]),
+            placed("ordered", {"a": [0], "b": [1]}, {"x": "a", "y": "b"}, blocking=edges, order={"0": ["x"]}),
+            placed("swapped", {"a": [1], "b": [0]}, {"x": "a", "y": "b"}, blocking=edges),
+            placed("wide", {"a": [0, 1], "b": [2]}, {"x": "a", "y": "b"}),
+            CANDIDATES[1],
+        ],
+        max_devices=2,
+    )
+    assert seeds.added == ("var-0001", "var-0003", "var-0004")
+    assert seeds.removed == ("var-0002", "var-0005", "var-0006")
+    reasons = {variant.id: variant.reason for variant in queue.list().variants}
+    assert reasons["var-0002"] == "the same deployment as one (var-0001)"
+    assert reasons["var-0005"] == "it needs 3 devices; max_devices is 2"
+    assert reasons["var-0006"] == CANDIDATES[1]["legality"]
+
+
+def test_a_candidate_that_repeats_one_of_an_earlier_seeding_names_it(queue: VariantQueue) -> None:
+    first = placed("one", {"a": [0]}, {"*": "a"})
+    queue.seed([first])
+    assert queue.seed([first, placed("two", {"b": [0]}, {"*": "b"})]).removed == ("var-0002",)
+    assert queue.list().variants[1].reason == "the same deployment as one (var-0001)"
+
+
+def test_a_candidate_that_is_predicted_to_be_no_better_comes_last(queue: VariantQueue, add: Add) -> None:
+    same = {"versus_baseline": {"fps": 1.009, "latency": 0.995, "first_output": 1.2}}
+    queue.seed([{**CANDIDATES[0], "expected": same}])
+    nothing_known = add()
+    better = add(expected={"versus_baseline": {"fps": 0.5, "latency": 0.9, "first_output": 1.0}})
+    offered = [queue.next().variant for _ in range(3)]
+    assert [variant.id for variant in offered if variant] == [better, nothing_known, "var-0001"]
+
+
+def test_one_pending_variant_is_claimed_by_its_id(queue: VariantQueue, add: Add) -> None:
+    first, second = add(rank=2), add()
+    claimed = queue.next(second).variant
+    assert claimed is not None
+    assert (claimed.id, claimed.state) == (second, "claimed")
+    queue.update(first, "removed", reason="no faster than the reference")
+    for id, rule, words in (
+        (second, "not-pending", "give the claim back"),
+        (first, "not-pending", "open it again"),
+        ("var-0009", "unknown-variant", "did you mean"),
+    ):
+        before = queue.list()
+        with pytest.raises(InputError) as caught:
+            queue.next(id)
+        assert rules(caught.value) == {rule}
+        assert words in str(caught.value)
+        assert queue.list() == before
+
+
+def test_answers_are_short_whatever_the_queue_holds(queue: VariantQueue, add: Add) -> None:
+    for _ in range(8):
+        add()
+    answer = queue.next().as_dict()
+    assert "history" not in answer
+    assert len(answer["in_the_way"]) == 6
+    assert answer["in_the_way"][-1] == "and 3 more"
+    assert answer["counts"] == {"pending": 7, "claimed": 1, "measured": 0, "removed": 0}
+    listing = queue.list()
+    assert listing.as_dict()["in_the_way"] == answer["in_the_way"]
+    assert all("history" not in variant for variant in listing.as_dict()["variants"])
+    assert len(listing.as_dict(history=True)["variants"][0]["history"]) == 2
+
+
+def test_a_measured_variant_keeps_the_system_of_its_check(queue: VariantQueue, add: Add, prove: Prove) -> None:
+    first, second = add(), add(system="fast.py:serve")
+    queue.update(first, "measured", **prove(reference="own.py:serve"))
+    queue.update(second, "measured", **prove(reference=f".flashrt/variants/{second}/fast.py:serve"))
+    assert [variant.system for variant in queue.list().variants] == ["own.py:serve", "fast.py:serve"]
+
+
 def test_a_profile_that_comes_later_fills_in_what_is_expected(queue: VariantQueue) -> None:
     queue.seed([{**CANDIDATES[0], "expected": None}])
     assert queue.list().variants[0].rank == 0

@@ -71,6 +71,8 @@ class OutputParts:
 
     label: str
     parts: tuple[int, ...]
+    num_axes: int = 0
+    """Axes of its declared shape; 0 where none is declared."""
 
 
 @dataclass(frozen=True)
@@ -181,7 +183,8 @@ def build_constraints(
         if flow.target == OUTPUT:
             shown = range(num_chunks) if chunked else range(1)
             numbers = tuple(chunk_part(flow.source, k, num_chunks if chunked else 0) for k in shown)
-            outputs.append(OutputParts(flow.target_port, numbers))
+            declared = flat.program.graphs[flat.program.entry].outputs[flow.target_port].shape
+            outputs.append(OutputParts(flow.target_port, numbers, len(declared or ())))
             continue
         lag = _lag(profile, placement, flow.source, flow.target, flow_bytes(flat, flow), num_chunks if chunked else 1)
         if chunked:

@@ -62,7 +62,9 @@ class DeploymentCost:
     latency_ms: float
     """From a batch being ready to its last output, at `t_min_ms`; equals d0 − T when no output streams."""
     first_output_ms: float
-    """From a batch being ready to the first chunk of its first output, at `t_min_ms`."""
+    """From a batch being ready to the first chunk of its main output (the one with most axes), at `t_min_ms`."""
+    outputs: dict[str, dict[str, float]]
+    """Output -> `first_output_ms` and `latency_ms` of that output, at `t_min_ms`."""
     fps: float | None
     """Frames per second at `t_min_ms`; None where the profile does not say how many frames a batch has."""
     frames_per_batch: int | None
@@ -139,6 +141,10 @@ def evaluate_placement(
         d0_bound_ms=to_ms(bound) if bound is not None else None,
         latency_ms=to_ms(figures.latency),
         first_output_ms=to_ms(figures.first_output),
+        outputs={
+            name: {"first_output_ms": to_ms(first), "latency_ms": to_ms(last)}
+            for name, (first, last) in figures.by_output.items()
+        },
         fps=float(1000 * TICKS_PER_MS * frames / t_min) if frames and t_min else None,
         frames_per_batch=frames,
         critical_cycle=_cycle_steps(constraints, ordered.arcs, figures.ratio.cycle),

@@ -30,7 +30,9 @@ class Figures:
     """From the batch being ready to its last output, at the smallest period."""
     latency_part: int | None
     first_output: Fraction
-    """From the batch being ready to the first chunk of the first output, at the smallest period."""
+    """From the batch being ready to the first chunk of the main output, at the smallest period."""
+    by_output: dict[str, tuple[Fraction, Fraction]]
+    """Output -> when its first chunk and its last are there, from the batch being ready, at the smallest period."""
     visible: Visible
     """At the smallest period."""
 
@@ -82,13 +84,19 @@ def find_figures(constraints: Constraints, arcs: Sequence[Arc], frames_per_batch
     walks = longest_walks(num_parts, arcs, constraints.entries, ratio.ratio, numbers)
     assert walks is not None, "there is no positive cycle at the largest cycle ratio"
     ends = {output.parts[-1]: completion(constraints, walks, output.parts[-1]) for output in constraints.outputs}
-    starts = [completion(constraints, walks, output.parts[0]) for output in constraints.outputs]
+    by_output = {
+        output.label: (completion(constraints, walks, output.parts[0]), ends[output.parts[-1]])
+        for output in constraints.outputs
+    }
+    # The main output, as a benchmark run chooses it: frames before samples before tokens; else what comes last.
+    main = max(constraints.outputs, key=lambda output: (output.num_axes, ends[output.parts[-1]]), default=None)
     latest = max(ends, key=lambda part: ends[part], default=None)
     return Figures(
         ratio,
         ends[latest] if latest is not None else Fraction(0),
         latest,
-        min(starts, default=Fraction(0)),
+        by_output[main.label][0] if main is not None else Fraction(0),
+        by_output,
         visible_latency(constraints, walks, ratio.ratio, num_frames(constraints, frames_per_batch)),
     )
 

@@ -120,7 +120,7 @@ def judge_stream(built: BuiltProgram, placed: PlacedEdge) -> tuple[bool, str]:
     if edge.mode == "blocking":
         return True, (
             "declared blocking: it could stream if its ends work chunk by chunk (whole result = joined chunk results); "
-            "declare mode: streaming with chunks, then ir_audit shows whether that holds"
+            "declare mode: streaming with chunks, then ir_interpret against the baseline shows whether that holds"
         )
     if edge.lookahead >= edge.num_chunks - 1:
         return False, f"look-ahead {edge.lookahead} of {edge.num_chunks} chunks: the consumer waits for all of them"

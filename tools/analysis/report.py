@@ -88,6 +88,7 @@ def cost_record(cost: DeploymentCost) -> dict[str, Any]:
         "d0_bound_ms": cost.d0_bound_ms,
         "latency_ms": cost.latency_ms,
         "first_output_ms": cost.first_output_ms,
+        "outputs": cost.outputs,
         "fps": cost.fps,
         "frames_per_batch": cost.frames_per_batch,
         "num_devices": cost.num_devices,

@@ -111,6 +111,7 @@ def expectation(cost: DeploymentCost, baseline: DeploymentCost | None) -> dict[s
         "period_ms": cost.t_min_ms,
         "latency_ms": cost.latency_ms,
         "first_output_ms": cost.first_output_ms,
+        "outputs": cost.outputs,
         "d0_ms": cost.d0_ms,
         "fps": cost.fps,
         "num_devices": cost.num_devices,

@@ -76,7 +76,8 @@ def check_stream(built: BuiltProgram, placed: PlacedEdge) -> Verdict:
     """Streaming is legal where the document declares it and no state or carry makes the ends take turns."""
     could, reason = judge_stream(built, placed)
     if placed.edge.mode == "streaming" and could:
-        return Verdict(True, f"{reason}; the claim (whole result = joined chunk results) is checked by ir_audit")
+        claim = "the claim (whole result = joined chunk results) is what ir_interpret executes"
+        return Verdict(True, f"{reason}; {claim} and compares with the baseline")
     if could:
         return Verdict(False, f"edge '{placed.edge.label}' is {reason}")
     return Verdict(False, f"edge '{placed.edge.label}': {reason}")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +11,8 @@ from flashrt.bench.drive import new_seed, run_all
 from flashrt.bench.equality import OutputEquality, Tolerance, compare_output, stream_length
 from flashrt.bench.process import SystemProcess
 from flashrt.bench.record import SUFFIX, read_inputs
-from flashrt.bench.systems import System
+from flashrt.bench.systems import System, changed_files
+from flashrt.errors import listed
 
 MIN_BATCHES = 8
 
@@ -122,10 +123,14 @@ def check_equivalence(
         if not want.values:
             reasons.append("the baseline writes nothing, so nothing can be proved")
     reasons += [reason for result in outputs.values() for reason in result.reasons]
+    moved = [f"{system.reference}: {change}" for system in (baseline, candidate) for change in changed_files(system)]
+    if moved:
+        reasons.append(f"files changed during the check, so it proves nothing: {listed(moved, 5)}")
     warnings = _warnings(outputs, settings, num_items, inputs)
     return {
-        "equivalent": bool(outputs) and all(result.equal for result in outputs.values()),
+        "equivalent": bool(outputs) and not moved and all(result.equal for result in outputs.values()),
         "tier": settings.tolerance.tier,
+        "tolerance": asdict(settings.tolerance),
         "outputs": {name: result.as_dict() for name, result in outputs.items()},
         "reasons": reasons,
         "warnings": warnings,
@@ -133,8 +138,8 @@ def check_equivalence(
         "runs": settings.runs,
         "elements_per_batch": owed,
         "startup_ms": startup,
-        "baseline": {"reference": baseline.reference, "digest": baseline.digest},
-        "candidate": {"reference": candidate.reference, "digest": candidate.digest},
+        "baseline": baseline.as_record(),
+        "candidate": candidate.as_record(),
         "inputs": inputs,
         "devices": list(settings.devices),
     }

@@ -39,6 +39,11 @@ def compare_runs(runs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
                 Finding(f"run '{run['run']}'", "a valid run", f"not valid: {'; '.join(run.get('reasons', []))}",
                         "repeat it with bench_run", rule="invalid-run")
             )  # fmt: skip
+        if run.get("output") != first.get("output"):
+            findings.append(
+                Finding(f"run '{run['run']}'", f"figures of output '{first.get('output')}'",
+                        f"those of '{run.get('output')}'", "compare runs of one application", rule="other-output")
+            )  # fmt: skip
         if run["scenario"] != first["scenario"]:
             findings.append(
                 Finding(f"run '{run['run']}'", f"scenario {first['scenario']}", str(run["scenario"]),

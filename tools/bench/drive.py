@@ -40,6 +40,8 @@ class Recorder:
     ends: list[int] = field(default_factory=list)
     """How many writes had come when each batch was said to be done."""
     elements: dict[str, int] = field(default_factory=lambda: defaultdict(int))
+    num_axes: dict[str, int] = field(default_factory=dict)
+    """Output -> axes of what is written to it; 0 for what is no array."""
     ended: bool = False
     keep_values: bool = True
 
@@ -49,6 +51,7 @@ class Recorder:
             value = message["value"]
             count = stream_length(value)
             self.elements[message["name"]] += count
+            self.num_axes[message["name"]] = len(getattr(value, "shape", ()))
             kept = value if self.keep_values else None
             self.written.append(Written(at_ns, message["name"], count, kept, message.get("batch")))
         elif message["kind"] == "batch_done":

@@ -6,6 +6,7 @@ Source: ``papers/000`` (FlashRT): the agent drives the back end through the buff
 from __future__ import annotations
 
 import queue
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -25,6 +26,7 @@ class InputBuffer:
         self.name = name
         self._items: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._closed = False
+        self.opened = threading.Event()
         self._on_wait = on_wait
 
     def put(self, item: Any) -> None:
@@ -43,6 +45,12 @@ class InputBuffer:
         """
         if self._closed:
             raise InputClosed(f"input '{self.name}' is closed")
+        if not self.opened.is_set() and timeout_s is None and threading.current_thread() is threading.main_thread():
+            # No item comes before ready(), and the thread that would call it is this one: it would wait for ever.
+            raise input_error(
+                f"io.inputs['{self.name}']", "io.ready() before the first read", "a read before it",
+                "load and warm up, call io.ready(), then read", rule="read-before-ready",
+            )  # fmt: skip
         try:
             item = self._items.get(timeout=timeout_s)
         except queue.Empty:
@@ -150,6 +158,8 @@ class SystemIO:
 
     def ready(self) -> None:
         """Say that everything is loaded and warm; items arrive only after this."""
+        for buffer in self.inputs.values():
+            buffer.opened.set()
         self._on_ready()
 
     def batch_done(self, batch: int) -> None:

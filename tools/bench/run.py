@@ -28,11 +28,11 @@ from flashrt.bench.process import SystemProcess
 from flashrt.bench.record import read_inputs
 from flashrt.bench.scenarios import MIN_MEASURED_BATCHES, judge, lag_ms, last_latency_ms, paced, search_rate
 from flashrt.bench.settings import RunSettings, check_settings
-from flashrt.bench.systems import System
+from flashrt.bench.systems import System, changed_files
 from flashrt.clock import monotonic_ns
-from flashrt.errors import input_error
+from flashrt.errors import input_error, listed
 
-TOGETHER = 0.95
+MAX_OVERRUN_SHARE = 0.1
 
 
 @dataclass(frozen=True)
@@ -88,11 +88,13 @@ def run_benchmark(
     if parts:
         intervals = _merged(intervals, batch_intervals(parts, samples))
     problems = list(dict.fromkeys(problem for run in done for problem in run.problems))
+    if changed := changed_files(system):
+        problems.append(f"the system's files changed during the run: {listed(changed, 5)}")
     result = {
         "valid": not problems,
         "reasons": problems,
         "notes": _notes(settings, done),
-        "system": {"reference": system.reference, "kind": system.kind, "digest": system.digest},
+        "system": system.as_record(),
         "inputs": inputs,
         "scenario": settings.scenario,
         "runs": settings.runs,
@@ -115,19 +117,17 @@ def run_benchmark(
 
 
 def primary_output(done: Sequence[OneRun]) -> str:
-    """Return the output whose figures stand for the run: the one that is complete last, over all restarts.
+    """Return the output whose figures stand for the run: frames before samples before tokens.
 
-    Among outputs that come together, the one with the fewest elements that come in numbers: frames, not samples.
+    That is the one whose values have most axes; among equals the one with the fewest elements that come in numbers,
+    then by name. It does not depend on what was measured, so that runs of one application can be compared.
     """
-    latencies: dict[str, list[float]] = {}
-    elements: dict[str, float] = {}
+    known: dict[str, tuple[int, bool, float, str]] = {}
     for run in done:
         for name, found in run.outputs.items():
-            latencies.setdefault(name, []).append(found["latency_ms"]["mean"])
-            elements[name] = found["elements_per_batch"]
-    means = {name: float(np.mean(values)) for name, values in latencies.items()}
-    last = [name for name in means if means[name] >= TOGETHER * max(means.values())]
-    return min(last, key=lambda name: (elements[name] <= 1, elements[name]), default="")
+            elements = float(found["elements_per_batch"])
+            known[name] = (-run.recorder.num_axes.get(name, 0), elements <= 1, elements, name)
+    return min(known, key=lambda name: known[name], default="")
 
 
 def _merged(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
@@ -231,6 +231,7 @@ def run_once(
         else:
             start, period_ms, search = search_rate(process, rest, per_batch, settings, recorder)
         drain(process, recorder, settings.timeout_s)
+        overruns = [event for event in process.events if event["kind"] == "overrun" and event["batch"] >= start]
         startup_ms = ((process.ready_ns or process.started_ns) - process.started_ns) / 1e6
         usages = [process.usage, *(event for event in process.events if event["kind"] == "usage")]
         peak = max(process.peak_host_bytes, sum(int(usage.get("peak_host_bytes", 0)) for usage in usages))
@@ -240,6 +241,11 @@ def run_once(
     lines = attribution.timelines if start < len(recorder.sent_ns) else ()
     outputs = {line.output: measure(line, start, period_ms) for line in lines}
     problems = [*attribution.problems, *judge(recorder, start, period_ms, outputs, search)]
+    problems += judge_emulation(overruns, len(recorder.sent_ns) - start)
+    if len(items) < warmup + MIN_MEASURED_BATCHES:
+        problems.append(
+            f"the inputs yield {len(items)} batches; {warmup + MIN_MEASURED_BATCHES} are needed: yield more"
+        )
     metrics: dict[str, Any] = {"startup_ms": startup_ms, "peak_host_bytes": peak, "peak_device_bytes": device_bytes}
     metrics["client_lag_ms"] = lag_ms(recorder, start)
     metrics |= {f"search_{key}": value for key, value in search.items() if isinstance(value, int | float)}
@@ -247,6 +253,19 @@ def run_once(
         end_ns = max(write.at_ns for write in recorder.written)
         metrics["busy_share"] = busy_shares(spans, recorder.sent_ns[start], end_ns)
     return OneRun(metrics, outputs, problems, recorder, start, spans, attribution)
+
+
+def judge_emulation(overruns: Sequence[Mapping[str, Any]], num_batches: int) -> list[str]:
+    """Return why emulated figures do not stand: real work that took longer than the time it stands for."""
+    by_name: dict[str, list[float]] = {}
+    for event in overruns:
+        by_name.setdefault(str(event["name"]), []).append(float(event["over_ns"]) / 1e6)
+    return [
+        f"operation '{name}' took up to {max(over_ms):.1f} ms longer than its emulated time in {len(over_ms)} of "
+        f"{num_batches} batches: make its real work smaller, or give it a core of its own"
+        for name, over_ms in sorted(by_name.items())
+        if len(over_ms) > MAX_OVERRUN_SHARE * num_batches
+    ]
 
 
 def _write_artifacts(folder: Path, result: Mapping[str, Any], done: Sequence[OneRun]) -> dict[str, str]:

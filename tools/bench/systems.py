@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
-from dataclasses import dataclass
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
@@ -12,8 +13,9 @@ from flashrt.errors import input_error, listed
 from flashrt.ir.documents import read_document
 
 CODE_SUFFIXES = {".py", ".yaml", ".yml", ".json"}
-SKIPPED_FOLDERS = {".flashrt", ".git", ".venv", "__pycache__", "node_modules", "build", "dist", "demo"}
+SKIPPED_FOLDERS = {".flashrt", ".git", ".venv", "__pycache__", "node_modules"}
 MAX_HASHED_FILES = 2000
+HASH_DIGITS = 16
 
 FindId = Callable[[str], "Found | None"]
 
@@ -42,6 +44,26 @@ class System:
     profile: Path | None = None
     """Deployments on emulated devices only: the profile whose times they take."""
     emulated: bool = False
+    root: Path | None = None
+    """The folder that the digest covers."""
+    files: Mapping[str, str] = field(default_factory=dict, compare=False, repr=False)
+    """Path in `root` -> short hash, of every file that the digest covers."""
+
+    @property
+    def entry_digest(self) -> str:
+        """Hash of the file that the reference names, alone."""
+        return hashlib.sha256(self.path.read_bytes()).hexdigest()[:HASH_DIGITS]
+
+    def as_record(self) -> dict[str, Any]:
+        """Return what a verdict or run keeps of the system."""
+        return {
+            "reference": self.reference,
+            "kind": self.kind,
+            "digest": self.digest,
+            "entry": str(self.path),
+            "entry_digest": self.entry_digest,
+            "files": dict(self.files),
+        }
 
     def as_hello(self) -> dict[str, Any]:
         """Return what the host process needs to load it."""
@@ -130,11 +152,13 @@ def resolve_system(
     if ".py" in reference:
         file, function = split_function(reference, where, "variant.py:serve")
         path = find_file(workspace, file, where)
-        return System(reference, "code", path, function, folder_digest(path.parent, f"{path.name}:{function}"))
+        files = hash_folder(path.parent)
+        digest = digest_of(files, f"{path.name}:{function}")
+        return System(reference, "code", path, function, digest, root=path.parent, files=files)
     if not reference.endswith((".yaml", ".yml", ".json")):
         raise input_error(
             where, "file.py:function, a program or deployment document, or an id of one", f"'{reference}'",
-            "call ir_build or plan_deployment for an id, or name a file", rule="unknown-system",
+            "call ir_build for the id of a program, or name a file", rule="unknown-system",
         )  # fmt: skip
     path = find_file(workspace, reference, where)
     return _document_system(reference, Found(path, path.parent), workspace, where, find_id)
@@ -145,17 +169,24 @@ def _document_system(reference: str, found: Found, workspace: Path, where: str, 
     schema = str(document.get("schema"))
     own = hashlib.sha256(found.path.read_bytes()).hexdigest()
     if schema == "flashrt/program@1":
-        digest = folder_digest(found.folder, f"program:{own}")
-        return System(reference, "program", found.path, "", digest, found.path, found.folder)
+        files = hash_folder(found.folder)
+        digest = digest_of(files, f"program:{own}")
+        return System(
+            reference, "program", found.path, "", digest, found.path, found.folder, root=found.folder, files=files
+        )
     if schema == "flashrt/deployment@1":
         beside = found.path.parent
         program = find_named(str(document.get("program")), "program", beside, workspace, where, find_id)
         profile = None
         if document.get("profile"):
             profile = find_named(str(document["profile"]), "profile", beside, workspace, where, find_id).path
-        digest = folder_digest(program.folder, f"deployment:{own}:{program.path.name}")
-        emulated = document.get("devices") == "emulated"
-        return System(reference, "deployment", found.path, "", digest, program.path, program.folder, profile, emulated)
+        times = hashlib.sha256(profile.read_bytes()).hexdigest() if profile else ""
+        files = hash_folder(program.folder)
+        digest = digest_of(files, f"deployment:{own}:{times}:{program.path.name}")
+        return System(
+            reference, "deployment", found.path, "", digest, program.path, program.folder, profile,
+            emulated=document.get("devices") == "emulated", root=program.folder, files=files,
+        )  # fmt: skip
     raise input_error(
         where, "a document with schema flashrt/program@1 or flashrt/deployment@1", f"schema {schema}",
         "name a program or a deployment", rule="wrong-schema",
@@ -185,14 +216,30 @@ def find_named(
     )  # fmt: skip
 
 
-def folder_digest(folder: Path, entry: str) -> str:
-    """Return a hash of all code and documents in `folder` (links not followed) and of the entry's name."""
-    digest = hashlib.sha256(entry.encode())
-    files = sorted(_code_files(folder))
-    for path in files[:MAX_HASHED_FILES]:
-        digest.update(str(path.relative_to(folder)).encode())
-        digest.update(hashlib.sha256(path.read_bytes()).digest())
-    return digest.hexdigest()[:16]
+def hash_folder(folder: Path) -> dict[str, str]:
+    """Return path -> short hash for all code and documents in `folder`; links to folders are not followed."""
+    files = sorted(_code_files(folder))[:MAX_HASHED_FILES]
+    return {str(p.relative_to(folder)): hashlib.sha256(p.read_bytes()).hexdigest()[:HASH_DIGITS] for p in files}
+
+
+def digest_of(files: Mapping[str, str], entry: str) -> str:
+    """Return the hash of a system: its files and what is run of them."""
+    return hashlib.sha256(json.dumps([entry, dict(files)]).encode()).hexdigest()[:HASH_DIGITS]
+
+
+def find_changes(before: Mapping[str, str], after: Mapping[str, str]) -> list[str]:
+    """Return the files that were added, removed or changed, each with which of the three."""
+    words = {(False, True): "added", (True, False): "removed", (True, True): "changed"}
+    return [
+        f"{path} {words[path in before, path in after]}"
+        for path in sorted({*before, *after})
+        if before.get(path) != after.get(path)
+    ]
+
+
+def changed_files(system: System) -> list[str]:
+    """Return what has changed on disk since the system was found."""
+    return find_changes(system.files, hash_folder(system.root)) if system.root else []
 
 
 def _code_files(folder: Path) -> list[Path]:

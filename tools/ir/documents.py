@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
@@ -112,8 +113,8 @@ def _child(value: Any, step: int | str) -> Any:
         return None
 
 
-def _field_names(model: type[BaseModel], location: Sequence[int | str]) -> list[str]:
-    """Return the keys allowed at the parent of `location`, for the nearest valid name."""
+def _fields(model: type[BaseModel], location: Sequence[int | str]) -> dict[str, Any]:
+    """Return the keys allowed at the parent of `location`, each with its schema."""
     current: Any = model.model_json_schema(by_alias=True)
     definitions = current.get("$defs", {})
     for step in location[:-1]:
@@ -125,7 +126,8 @@ def _field_names(model: type[BaseModel], location: Sequence[int | str]) -> list[
         else:
             extra = current.get("additionalProperties", {})
             current = extra if isinstance(extra, dict) else {}
-    return list(_resolve(current, definitions).get("properties", {}))
+    properties: dict[str, Any] = _resolve(current, definitions).get("properties", {})
+    return properties
 
 
 def _resolve(schema: Any, definitions: Mapping[str, Any]) -> dict[str, Any]:
@@ -137,6 +139,15 @@ def _resolve(schema: Any, definitions: Mapping[str, Any]) -> dict[str, Any]:
     if "$ref" in schema:
         return _resolve(definitions[schema["$ref"].rsplit("/", 1)[-1]], definitions)
     return schema
+
+
+def expectation(item: Mapping[str, Any]) -> tuple[str, str | None]:
+    """Return what one of pydantic's errors expected, in FlashRT's words, and the nearest of the names it lists."""
+    if item["type"] == "literal_error":
+        names = re.findall(r"'([^']*)'", item["ctx"]["expected"])
+        if names:
+            return f"one of {listed(names, 30)}", nearest(str(item.get("input")), names)
+    return str(item["msg"]).removeprefix("Input should be ").removeprefix("Value error, "), None
 
 
 def validate(model: type[Model], document: Mapping[str, Any], *, noun: str, retry: str) -> Model:
@@ -165,18 +176,20 @@ def validate(model: type[Model], document: Mapping[str, Any], *, noun: str, retr
             if item["type"] == "missing":
                 key = item["loc"][-1]
                 expected, got, rule = f"key '{key}'", "nothing", f"missing-{key}"
-                if key == "mode":
-                    expected = "key 'mode': blocking or streaming (there is no default)"
+                names = _fields(model, item["loc"]).get(str(key), {}).get("enum")
+                if names:
+                    expected += f": one of {listed(names, 30)} (there is no default)"
                 findings.append(Finding(where, expected, got, f"say '{key}'; {retry}", rule=rule))
             elif item["type"] == "extra_forbidden":
                 key = str(item["loc"][-1])
-                valid = _field_names(model, item["loc"])
+                valid = list(_fields(model, item["loc"]))
                 findings.append(
                     Finding(where, f"one of {listed(valid)}", f"unknown key '{key}'", f"rename or remove it; {retry}",
                             rule="unknown-key", nearest=nearest(key, valid))
                 )  # fmt: skip
             else:
-                findings.append(Finding(where, item["msg"], got, f"change it; {retry}", rule=item["type"]))
+                expected, near = expectation(item)
+                findings.append(Finding(where, expected, got, f"change it; {retry}", rule=item["type"], nearest=near))
         raise InputError(_once(findings)) from None
 
 

@@ -9,7 +9,7 @@ from typing import Any
 from flashrt.errors import InputError, input_error, listed
 from flashrt.ir.flatten import Dataflow, FlatProgram, Operation
 from flashrt.ir.ops import Call, Context, load_function, load_module, load_ops, user_error
-from flashrt.ir.values import describe, fits, join, length, split
+from flashrt.ir.values import describe, fits, is_array, is_tensor, join, length, split
 
 __all__ = [
     "Context",
@@ -117,6 +117,12 @@ class OperationRunner:
         self.num_output_chunks = max((flow.source_chunks for flow in outgoing), default=1)
         self._needed = {flow.source_port for flow in outgoing if not flow.prologue}
         self._axis = next((flow.axis for flow in outgoing if flow.source_chunks > 1), 0)
+        self._whole_lengths = {
+            port: declared.shape[self._axis]
+            for port, declared in operation.outputs.items()
+            if self.num_output_chunks > 1 and declared.shape is not None and len(declared.shape) > self._axis
+            and isinstance(declared.shape[self._axis], int)
+        }  # fmt: skip
 
     def run(self, inputs: Mapping[str, Any], prologue_inputs: Mapping[str, Any] | None = None) -> Iterator[Piece]:
         """Run one batch; yield its outputs piece by piece, as soon as each is made.
@@ -131,6 +137,21 @@ class OperationRunner:
         InputError
             The op raises, or its outputs are not what the document says; names the operation.
         """
+        lengths = dict.fromkeys(self._whole_lengths, 0)
+        for piece in self._run(inputs, prologue_inputs):
+            for port in lengths:
+                value = piece.outputs.get(port)
+                lengths[port] += (length(value, self._axis) or 0) if is_tensor(value) or is_array(value) else 0
+            yield piece
+        for port, got in lengths.items():
+            wanted = self._whole_lengths[port]
+            if got not in {0, wanted}:
+                raise input_error(
+                    f"{self.where}, port '{port}'", f"{wanted} along axis {self._axis}, all chunks joined", str(got),
+                    "correct the op, or the port's declaration, and call ir_build again", rule="wrong-shape",
+                )  # fmt: skip
+
+    def _run(self, inputs: Mapping[str, Any], prologue_inputs: Mapping[str, Any] | None) -> Iterator[Piece]:
         values = dict(inputs)
         for prologue, call in self._prologues:
             made = self._invoke(call, dict(prologue_inputs or {}))
@@ -223,8 +244,7 @@ class OperationRunner:
         if missing:
             raise input_error(
                 self.where, f"outputs {listed(sorted(self._needed))}", f"only {listed(piece)}",
-                f"return {listed(missing)} too, or correct the edge", rule="missing-output", valid=list(piece),
-                name=missing[0],
+                f"return {listed(missing)}, or correct the edge and call ir_build again", rule="missing-output",
             )  # fmt: skip
         for port, declared in self.operation.outputs.items():
             axis = self._axis if self.num_output_chunks > 1 else None

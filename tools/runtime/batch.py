@@ -26,6 +26,9 @@ class _Stretch:
     own_ns: int = 0
 
 
+MAX_OVERRUN_NS = 1_000_000
+
+
 class Stopwatch:
     """Splits a worker's time among operations that call each other through their streams.
 
@@ -104,6 +107,8 @@ class OperationRun:
         self._own_ns = 0
         self._num_pieces = 0
         self.ended = False
+        self.overrun_ns = 0
+        """Emulated devices: by how much the real work took longer than the time it stands for."""
         self.notes: list[str] = []
 
     def pull(self) -> None:
@@ -132,6 +137,8 @@ class OperationRun:
         if piece is not None and (piece.is_chunk or self._takes_chunks):
             due_ns = self._hold_ns * min(self._num_pieces, self._num_parts) // self._num_parts
         left_ns = due_ns - self._own_ns - self._stopwatch.own_ns()
+        if left_ns < -MAX_OVERRUN_NS:
+            self.overrun_ns = max(self.overrun_ns, -left_ns)
         if left_ns > 0:
             self._clock.sleep_until_ns(self._clock.now_ns() + left_ns)
 

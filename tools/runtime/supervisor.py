@@ -139,7 +139,7 @@ class Supervisor:
     def _receive(self, group: str, control: Connection) -> None:
         try:
             while (message := control.receive()) is not None:
-                if message["kind"] in {"span", "note"}:
+                if message["kind"] in {"span", "note", "overrun"}:
                     self._on_event(message)
                 elif message["kind"] == "at":
                     self._on_event({"kind": "at", "text": f"{self._describe(group)}: {message['text']}"})

@@ -129,6 +129,9 @@ class Worker:
                 runs[path].drain()
         for run in runs.values():
             run.drain()
+            if run.overrun_ns:
+                overrun = {"kind": "overrun", "name": run.path, "batch": self.batch, "over_ns": run.overrun_ns}
+                self.control.send(overrun)
             for note in set(run.notes) - self.notes:
                 self.notes.add(note)
                 self.control.send({"kind": "note", "text": note})

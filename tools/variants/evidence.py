@@ -7,10 +7,13 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from flashrt.errors import Finding, InputError
+from flashrt.errors import Finding, InputError, listed
+from flashrt.variants.store import open_store
 from flashrt.variants.variant import Variant
 
 GetPayload = Callable[[str, str], Mapping[str, Any]]
+MIN_BATCHES = 8
+MAX_RELATIVE = 0.02
 
 
 def check_evidence(
@@ -44,13 +47,16 @@ def check_evidence(
                     "call bench_run again as the reasons say, or remove the variant with a reason",
                     rule="invalid-run")
         )  # fmt: skip
+    if check is not None:
+        findings += _weak_check(where, equivalence, check)
+        findings += _other_baseline(where, equivalence, check, workspace)
     checked = _system(where, f"equivalence '{equivalence}'", "candidate", check, findings)
     baseline = _system(where, f"equivalence '{equivalence}'", "baseline", check, findings)
     benched = _system(where, f"run '{run}'", "system", bench, findings)
     if checked and benched and checked["digest"] != benched["digest"]:
         findings.append(
             Finding(f"{where}, run '{run}'", f"a run of the system that was checked, {_named(checked)}",
-                    f"a run of {_named(benched)}",
+                    f"a run of {_named(benched)}{_changes(checked, benched)}",
                     "call equivalence_check and bench_run on the same system, without changing its files in between",
                     rule="different-systems")
         )  # fmt: skip
@@ -70,6 +76,59 @@ def check_evidence(
                     rule="other-system")
         )  # fmt: skip
     return findings
+
+
+def _weak_check(where: str, equivalence: object, check: Mapping[str, Any]) -> list[Finding]:
+    """Return what makes a passed check too weak to count: few batches, or a tolerance that passes anything."""
+    findings = []
+    batches = check.get("num_batches")
+    if isinstance(batches, int) and batches < MIN_BATCHES:
+        findings.append(
+            Finding(f"{where}, equivalence '{equivalence}'", f"a check over at least {MIN_BATCHES} batches",
+                    str(batches), "call equivalence_check again with a larger count", rule="short-check")
+        )  # fmt: skip
+    tolerance = check.get("tolerance")
+    relative = tolerance.get("relative") if isinstance(tolerance, Mapping) else None
+    if isinstance(relative, int | float) and relative > MAX_RELATIVE:
+        findings.append(
+            Finding(f"{where}, equivalence '{equivalence}'",
+                    f"bit equality, or a relative error of at most {MAX_RELATIVE}", str(relative),
+                    "call equivalence_check again with a smaller tolerance", rule="loose-check")
+        )  # fmt: skip
+    return findings
+
+
+def _other_baseline(where: str, equivalence: object, check: Mapping[str, Any], workspace: Path) -> list[Finding]:
+    """Refuse a check against anything but the reference that the program was proved equal to, or that program."""
+    proofs = [
+        record.payload
+        for record in open_store(workspace).list_records("equivalence")
+        if record.payload.get("role") == "program" and record.payload.get("equivalent")
+    ]
+    baseline = check.get("baseline")
+    if not proofs or not isinstance(baseline, Mapping):
+        return []
+    trusted = [proof[side] for proof in proofs for side in ("baseline", "candidate")]
+    keys = ("entry", "entry_digest")
+    if any(all(one.get(key) == baseline.get(key) for key in keys) for one in trusted):
+        return []
+    return [
+        Finding(f"{where}, equivalence '{equivalence}'",
+                f"a check against the reference that ir_interpret proved the program equal to, "
+                f"'{proofs[-1]['baseline'].get('reference')}' as it was then",
+                f"one against '{baseline.get('reference')}'",
+                "call equivalence_check with that baseline; if the reference itself changed, call ir_interpret again",
+                rule="other-baseline")
+    ]  # fmt: skip
+
+
+def _changes(checked: Mapping[str, Any], benched: Mapping[str, Any]) -> str:
+    """Return which files differ between the two records, where both name theirs."""
+    before, after = checked.get("files"), benched.get("files")
+    if not isinstance(before, Mapping) or not isinstance(after, Mapping) or before == after:
+        return ""
+    names = [path for path in sorted({*before, *after}) if before.get(path) != after.get(path)]
+    return f", whose files differ: {listed(names, 5)}"
 
 
 def _payload(

@@ -15,7 +15,7 @@ from flashrt.errors import Finding, InputError
 from flashrt.variants.evidence import check_evidence
 from flashrt.variants.isolation import isolate, remove_folder, variants_folder
 from flashrt.variants.owners import Owner
-from flashrt.variants.refusals import add_findings, rank_findings, state_findings
+from flashrt.variants.refusals import add_findings, claim_findings, rank_findings, state_findings
 from flashrt.variants.seeding import Seeds, seed_rows
 from flashrt.variants.store import Store
 from flashrt.variants.variant import CLAIM_S, QueueStatus, Variant, default_rank, from_rows, judge
@@ -44,9 +44,9 @@ class Listing:
     variants: tuple[Variant, ...]
     status: QueueStatus
 
-    def as_dict(self) -> dict[str, Any]:
-        """Return the answer of ``variant_list``."""
-        return {"variants": [variant.as_dict() for variant in self.variants], **self.status.as_dict()}
+    def as_dict(self, *, history: bool = False) -> dict[str, Any]:
+        """Return the answer of ``variant_list``; with `history`, every change of state in it."""
+        return {"variants": [variant.as_dict(history=history) for variant in self.variants], **self.status.as_dict()}
 
 
 class VariantQueue:
@@ -126,8 +126,10 @@ class VariantQueue:
                 connection.execute("DELETE FROM reservations WHERE number = ?", (number,))
             raise
 
-    def next(self) -> Answer:
+    def next(self, variant: str | None = None) -> Answer:
         """Claim the pending variant of the highest rank, the oldest among equals; no two callers get the same.
+
+        With `variant`, claim that one, which must be pending.
 
         A claim older than an hour is offered again. Without a pending variant the answer holds none, and says
         whether the search may stop and what stands in its way.
@@ -135,28 +137,33 @@ class VariantQueue:
         Raises
         ------
         InputError
-            The folder of a seeded variant cannot be made; the claim is given back.
+            `variant` is unknown or not pending, or the folder of a seeded variant cannot be made; the claim is given
+            back.
         """
         now = self._now_s()
         with self._store.writing() as connection:
+            if variant is not None:
+                findings = claim_findings(variant, self._read(connection))
+                if findings:
+                    raise InputError(findings)
             row = connection.execute(
-                "SELECT id, state FROM variants WHERE state = 'pending' OR (state = 'claimed' AND claimed_at < ?) "
-                "ORDER BY rank DESC, number LIMIT 1",
-                (now - CLAIM_S,),
+                "SELECT id, state FROM variants WHERE (state = 'pending' OR (state = 'claimed' AND claimed_at < ?)) "
+                "AND (? IS NULL OR id = ?) ORDER BY rank DESC, number LIMIT 1",
+                (now - CLAIM_S, variant, variant),
             ).fetchone()
             if row is None:
                 return self._answer(connection, None)
             reason = None if row["state"] == "pending" else "the earlier claim is over an hour old"
             self._set_state(connection, row["id"], row["state"], "claimed", reason=reason)
-            variant = self._read(connection)[row["id"]]
-        if variant.folder is None or not variant.folder.is_dir():
+            claimed = self._read(connection)[row["id"]]
+        if claimed.folder is None or not claimed.folder.is_dir():
             try:
-                self._make_folder(variant)
+                self._make_folder(claimed)
             except BaseException:
-                self._give_back(variant)
+                self._give_back(claimed)
                 raise
         with self._store.reading() as connection:
-            return self._answer(connection, variant.id)
+            return self._answer(connection, claimed.id)
 
     def update(
         self,
@@ -179,7 +186,8 @@ class VariantQueue:
         ranks
             New ranks of variants that are not decided.
         system
-            The variant's system, where it differs from what was said before.
+            The variant's system, where it differs from what was said before. A measured variant that never had one
+            gets the system that its check names as candidate.
 
         Raises
         ------
@@ -204,6 +212,8 @@ class VariantQueue:
             if findings:
                 raise InputError(findings)
             assert before is not None, "an unknown variant is a finding"
+            if state == "measured" and system is None and before.system is None and equivalence is not None:
+                system = self._payload("equivalence", equivalence)["candidate"].get("reference")
             if state != before.state:
                 self._set_state(connection, variant, before.state, state, reason, equivalence, run)
             if system is not None:
@@ -218,8 +228,11 @@ class VariantQueue:
             variants = tuple(self._read(connection).values())
         return Listing(variants, judge(variants, self._now_s()))
 
-    def seed(self, candidates: Sequence[Mapping[str, Any]]) -> Seeds:
+    def seed(self, candidates: Sequence[Mapping[str, Any]], *, max_devices: int | None = None) -> Seeds:
         """Add the candidates of an analysis: legal ones pending, illegal ones removed with the argument as reason.
+
+        Legal ones that need more than `max_devices` devices, or whose deployment an earlier candidate has already, are
+        added as removed too, with that as reason.
 
         One that is in the queue already is not added again; a pending one that was seeded without a profile gets what
         is expected of it now. Folders are made when a variant is claimed.
@@ -229,7 +242,8 @@ class VariantQueue:
         InputError
             A candidate lacks a key; nothing is added then.
         """
-        rows = seed_rows(candidates)
+        rows = seed_rows(candidates, max_devices)
+        ids: dict[str, str] = {}
         added: Ids = []
         removed: Ids = []
         already: Ids = []
@@ -237,8 +251,10 @@ class VariantQueue:
             present = {row["candidate"]: row for row in connection.execute(
                 "SELECT * FROM variants WHERE candidate IS NOT NULL")}  # fmt: skip
             for row in rows:
+                refusal, twin = row.pop("refusal"), row.pop("twin")
                 found = present.get(row["candidate"])
                 if found is not None:
+                    ids[row["candidate"]] = found["id"]
                     already.append(found["id"])
                     _complete(connection, found, row)
                     continue
@@ -247,10 +263,10 @@ class VariantQueue:
                 ).lastrowid
                 assert number is not None, "an insert has a row number"
                 connection.execute("DELETE FROM reservations WHERE number = ?", (number,))
-                legal = row.pop("legal")
-                reason = None if legal else row["legality"]
-                self._insert(connection, number, "pending" if legal else "removed", reason, row)
-                (added if legal else removed).append(variant_id(number))
+                ids[row["candidate"]] = variant_id(number)
+                reason = refusal or (f"the same deployment as {twin} ({ids[twin]})" if twin else None)
+                self._insert(connection, number, "removed" if reason else "pending", reason, row)
+                (removed if reason else added).append(variant_id(number))
             answer = self._answer(connection, None)
         return Seeds(tuple(added), tuple(removed), tuple(already), answer.status)
 

@@ -62,6 +62,24 @@ def _unknown_variant(where: str, name: str, known: Mapping[str, Variant], fix: s
                    nearest=nearest(name, known))  # fmt: skip
 
 
+def claim_findings(variant: str, known: Mapping[str, Variant]) -> list[Finding]:
+    """Return what forbids that ``variant_next`` claims this one."""
+    where = "variant_next, variant"
+    found = known.get(variant)
+    pending = [id for id, one in known.items() if one.state == "pending"]
+    if found is None:
+        return [_unknown_variant(where, variant, known, "name one of those, or none for the highest-ranked")]
+    if found.state == "pending":
+        return []
+    fix = (
+        "call variant_update with state pending first, to give the claim back"
+        if found.state == "claimed"
+        else "call variant_update with state pending and a reason first, to open it again"
+    )
+    return [Finding(where, f"a pending variant (there are: {listed(pending)})", f"'{variant}', which is {found.state}",
+                    f"{fix}, or name another", rule="not-pending")]  # fmt: skip
+
+
 def state_findings(
     where: str, variant: str, state: object, reason: object, ranks: object, known: Mapping[str, Variant]
 ) -> list[Finding]:

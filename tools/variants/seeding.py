@@ -27,8 +27,11 @@ class Seeds:
         return {**{name: list(ids) for name, ids in record.items()}, **self.status.as_dict()}
 
 
-def seed_rows(candidates: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Return one row for each candidate id, with the truth value `legal` beside the columns.
+def seed_rows(candidates: Sequence[Mapping[str, Any]], max_devices: int | None = None) -> list[dict[str, Any]]:
+    """Return one row for each candidate id; beside the columns: `refusal` and `twin`.
+
+    `refusal` says why it cannot be pending: illegal, or more devices than `max_devices`. `twin` is the id of an earlier
+    legal candidate with the same deployment. Both are None otherwise.
 
     Raises
     ------
@@ -37,6 +40,7 @@ def seed_rows(candidates: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """
     findings: list[Finding] = []
     rows: dict[str, dict[str, Any]] = {}
+    by_deployment: dict[str, str] = {}
     for index, candidate in enumerate(candidates):
         where = f"candidate {index} '{candidate.get('id', '?')}'"
         for name in ("id", "transformation", "legality", "bottleneck"):
@@ -63,12 +67,41 @@ def seed_rows(candidates: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
                 "expected": json.dumps(dict(expected), default=str),
                 "rank": default_rank(expected),
                 "deployment": None if deployment is None else json.dumps(dict(deployment), default=str),
-                "legal": candidate["legal"],
+                "refusal": _refusal(candidate, max_devices),
+                "twin": _twin(candidate, by_deployment),
             },
         )
     if findings:
         raise InputError(findings)
     return list(rows.values())
+
+
+def _refusal(candidate: Mapping[str, Any], max_devices: int | None) -> str | None:
+    if not candidate["legal"]:
+        return str(candidate["legality"])
+    groups = (candidate.get("deployment") or {}).get("groups") or {}
+    num_devices = len({device for group in groups.values() for device in group})
+    if max_devices is not None and num_devices > max_devices:
+        return f"it needs {num_devices} devices; max_devices is {max_devices}"
+    return None
+
+
+def _twin(candidate: Mapping[str, Any], by_deployment: dict[str, str]) -> str | None:
+    """Return the legal candidate that had this deployment first, or None; notes this one where it is the first."""
+    deployment = candidate.get("deployment")
+    if not candidate["legal"] or deployment is None:
+        return None
+    first = by_deployment.setdefault(_without_group_names(deployment), candidate["id"])
+    return None if first == candidate["id"] else first
+
+
+def _without_group_names(deployment: Mapping[str, Any]) -> str:
+    """Return a deployment as text in which groups are their devices, so that their names do not matter."""
+    groups = deployment.get("groups") or {}
+    place = {pattern: groups.get(group, group) for pattern, group in (deployment.get("place") or {}).items()}
+    rest = {key: value for key, value in deployment.items() if key not in {"groups", "place", "blocking"}}
+    blocking = sorted(deployment.get("blocking") or ())
+    return json.dumps([rest, place, blocking], sort_keys=True, default=str)
 
 
 def _finding(where: str, name: str, expected: str, value: object) -> Finding:

@@ -13,6 +13,10 @@ from typing import Any, Literal
 
 State = Literal["pending", "claimed", "measured", "removed"]
 CLAIM_S = 3600.0
+MAX_IN_THE_WAY = 5
+NO_BETTER = 1.01
+"""A predicted gain up to here is none: a per cent is less than a measurement tells apart."""
+NO_BETTER_RANK = -1.0
 
 
 def as_time(seconds: float | None) -> str | None:
@@ -73,13 +77,15 @@ class Variant:
     depth: int = 0
     history: tuple[Transition, ...] = ()
 
-    def as_dict(self) -> dict[str, Any]:
-        """Return the record that the tools answer with."""
+    def as_dict(self, *, history: bool = False) -> dict[str, Any]:
+        """Return the record that the tools answer with; with `history`, every change of state in it."""
         record = asdict(self)
         record["variant"] = self.id
         record["folder"] = None if self.folder is None else str(self.folder)
         record["children"] = list(self.children)
-        record["history"] = [asdict(transition) for transition in self.history]
+        del record["history"]
+        if history:
+            record["history"] = [asdict(transition) for transition in self.history]
         return record
 
 
@@ -101,9 +107,10 @@ class QueueStatus:
     note: str = ""
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the part of a tool's answer that tells of the queue."""
+        """Return the part of a tool's answer that tells of the queue; what is in the way is cut to a few sentences."""
         record = asdict(self)
-        record["in_the_way"] = list(self.in_the_way)
+        left_out = len(self.in_the_way) - MAX_IN_THE_WAY
+        record["in_the_way"] = [*self.in_the_way[:MAX_IN_THE_WAY], *([f"and {left_out} more"] if left_out > 0 else [])]
         return record
 
 
@@ -134,7 +141,8 @@ def judge(variants: Sequence[Variant], now_s: float) -> QueueStatus:
 def default_rank(expected: Mapping[str, Any]) -> float:
     """Return how much better than the reference a variant is expected to be, in what it helps most; 0 if unsaid.
 
-    From an analysis: the larger of the rate's ratio and the inverse ratios of latency and first output.
+    From an analysis: the larger of the rate's ratio and the inverse ratios of latency and first output; where none of
+    them is a gain, a rank after those of which nothing is known.
     """
     ratio = _number(expected.get("rate_ratio"))
     if ratio is not None:
@@ -143,7 +151,8 @@ def default_rank(expected: Mapping[str, Any]) -> float:
     if isinstance(versus, Mapping):
         gains = [_number(versus.get("fps"))]
         gains += [_inverse(_number(versus.get(name))) for name in ("latency", "first_output")]
-        return max((gain for gain in gains if gain is not None), default=0.0)
+        best = max((gain for gain in gains if gain is not None), default=None)
+        return 0.0 if best is None else best if best > NO_BETTER else NO_BETTER_RANK
     fps = _number(expected.get("fps"))
     base = next((value for name in ("reference_fps", "baseline_fps") if (value := _number(expected.get(name)))), None)
     if fps is None or base is None or base <= 0 or not math.isfinite(fps / base):

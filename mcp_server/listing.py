@@ -1,0 +1,72 @@
+"""The tools and their arguments as text, for ``flashrt call --list`` and ``--describe``."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from flashrt.errors import input_error
+from flashrt.mcp_server.server import FlashrtServer
+from flashrt.mcp_server.workspace import Workspace
+
+_BOUNDS = {"minimum": "at least", "exclusiveMinimum": "above", "maximum": "at most", "minItems": "items: at least"}
+
+
+def list_tools(workspace: Path) -> str:
+    """Return every tool with its arguments, the required ones marked, and one line of description."""
+    blocks = ["TOOL ARGUMENT* (required) ARGUMENT (optional); flashrt call TOOL --describe says what they mean"]
+    for tool in _tools(workspace):
+        required = tool.input_schema.get("required", [])
+        names = [name + "*" * (name in required) for name in tool.input_schema["properties"]]
+        blocks.append(f"{' '.join([tool.name, *names])}\n    {str(tool.description).partition('. ')[0].rstrip('.')}.")
+    return "\n".join(blocks)
+
+
+def describe_tool(name: str, workspace: Path) -> str:
+    """Return a tool's description, and its arguments with type, default and meaning.
+
+    Raises
+    ------
+    InputError
+        No such tool.
+    """
+    tools = {tool.name: tool for tool in _tools(workspace)}
+    if name not in tools:
+        raise input_error(
+            f"tool '{name}'", "a tool of flashrt call --list", "no such tool", "name one of them", rule="unknown-tool",
+            valid=tools, name=name,
+        )  # fmt: skip
+    tool = tools[name]
+    lines = [f"{name}: {tool.description}"]
+    required = tool.input_schema.get("required", [])
+    for argument, schema in tool.input_schema["properties"].items():
+        facts = [_type(schema), *_bounds(schema)]
+        if argument in required:
+            facts.insert(0, "required")
+        elif schema.get("default") is not None:
+            facts.append(f"default {json.dumps(schema['default'])}")
+        lines.append(f"  {argument} ({', '.join(facts)}) {schema.get('description', '')}".rstrip())
+    return "\n".join(lines) + ("" if len(lines) > 1 else "\n  (no arguments)")
+
+
+def _tools(workspace: Path) -> Iterable[Any]:
+    import anyio
+
+    return anyio.run(FlashrtServer(Workspace(workspace)).list_tools)
+
+
+def _options(schema: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    return [option for option in schema.get("anyOf", [schema]) if option.get("type") != "null"]
+
+
+def _type(schema: Mapping[str, Any]) -> str:
+    return " or ".join(
+        "one of " + ", ".join(map(repr, option["enum"])) if "enum" in option else str(option.get("type", "any value"))
+        for option in _options(schema)
+    )
+
+
+def _bounds(schema: Mapping[str, Any]) -> list[str]:
+    return [f"{words} {option[key]}" for option in _options(schema) for key, words in _BOUNDS.items() if key in option]
