@@ -33,6 +33,10 @@ def build_parser() -> argparse.ArgumentParser:
 
     serve = commands.add_parser("serve", help="run the MCP server on stdio, or over HTTP")
     serve.add_argument("--http", metavar="HOST:PORT", help="streamable HTTP instead of stdio; the path is /mcp")
+    serve.add_argument(
+        "--allow-remote", action="store_true",
+        help="with --http: listen on a host that other machines reach; the tools run code, without authentication",
+    )  # fmt: skip
     _add_workspace(serve)
 
     demo = commands.add_parser("demo", help="run the whole loop on an application, through a real client and server")
@@ -68,7 +72,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if options.command == "serve":
             from flashrt.mcp_server.server import serve
 
-            return serve(options.workspace, options.http)
+            return serve(options.workspace, options.http, allow_remote=options.allow_remote)
         if options.command == "call" and (options.list or options.describe):
             from flashrt.mcp_server.listing import describe_tool, list_tools
 
@@ -101,6 +105,17 @@ def _site_paths() -> set[str]:
     return {*site.getsitepackages(), site.getusersitepackages()}
 
 
+def _is_lost(error: BaseException) -> bool:
+    """Return whether the connection to the server broke, and nothing else went wrong."""
+    import anyio
+    from mcp.shared.exceptions import MCPError
+
+    if isinstance(error, BaseExceptionGroup):
+        return all(_is_lost(inner) for inner in error.exceptions)
+    lost = (MCPError, OSError, anyio.BrokenResourceError, anyio.ClosedResourceError, anyio.EndOfStream)
+    return isinstance(error, lost)
+
+
 def _call(tool: str, text: str, workspace: Path) -> int:
     import anyio
 
@@ -123,7 +138,14 @@ def _call(tool: str, text: str, workspace: Path) -> int:
         async with started_server(workspace) as caller:
             return await caller.call(tool, arguments)
 
-    answer = anyio.run(run)
+    try:
+        answer = anyio.run(run)
+    except (Exception, ExceptionGroup) as error:
+        if not _is_lost(error):
+            raise
+        print("flashrt call: the server ended before it answered; a job that it had started goes on: call job_wait "
+              "with its id", file=sys.stderr)  # fmt: skip
+        return EXIT_TOOL_ERROR
     print(json.dumps(dict(answer.record), indent=2))
     if not answer.ok:
         print(answer.text, file=sys.stderr)

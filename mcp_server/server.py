@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 import json
 import logging
 import os
@@ -178,17 +179,19 @@ def failure(error: FlashrtError) -> CallToolResult:
     return CallToolResult(content=[TextContent(type="text", text=str(error))], structured_content=record, is_error=True)
 
 
-def serve(root: Path, http: str | None = None) -> int:
+def serve(root: Path, http: str | None = None, *, allow_remote: bool = False) -> int:
     """Run the server until its input closes or a signal comes; return the exit status.
 
     Parameters
     ----------
     http
         ``HOST:PORT`` for streamable HTTP; None: stdio.
+    allow_remote
+        Whether the host may be reachable from other machines.
     """
     logging.basicConfig(stream=sys.stderr, level=logging.WARNING)
     server = FlashrtServer(Workspace(root))
-    address = None if http is None else free_address(http)
+    address = None if http is None else free_address(http, allow_remote=allow_remote)
     try:
         anyio.run(_serve_until_signal, server, address)
     except* BrokenPipeError:
@@ -217,15 +220,22 @@ async def _serve_until_signal(server: FlashrtServer, address: tuple[str, int] | 
         group.cancel_scope.cancel()
 
 
-def free_address(text: str) -> tuple[str, int]:
+def free_address(text: str, *, allow_remote: bool = False) -> tuple[str, int]:
     """Return host and port of ``HOST:PORT`` where nobody listens.
 
     Raises
     ------
     InputError
-        It is no such address, or cannot be listened on.
+        It is no such address, is reachable from other machines unasked, or cannot be listened on.
     """
     host, port = split_address(text)
+    if not allow_remote and not is_loopback(host):
+        raise InputError(
+            Finding("option --http", "a host that only this machine reaches (127.0.0.1, ::1 or localhost): the tools "
+                    "run code and there is no authentication yet", f"'{text}'",
+                    "listen on 127.0.0.1 and reach it through a tunnel (ssh -L), or add --allow-remote",
+                    rule="not-loopback")
+        )  # fmt: skip
     try:
         family, kind, _, _, place = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         with socket.socket(family, kind) as probe:
@@ -239,6 +249,14 @@ def free_address(text: str) -> tuple[str, int]:
     return host, port
 
 
+def is_loopback(host: str) -> bool:
+    """Return whether only this machine can reach `host`; of names only ``localhost`` counts."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host.lower() == "localhost"
+
+
 def split_address(text: str) -> tuple[str, int]:
     """Return host and port of ``HOST:PORT``.
 
@@ -248,7 +266,7 @@ def split_address(text: str) -> tuple[str, int]:
         It is no such address.
     """
     host, _, port = text.rpartition(":")
-    if not port.isdigit() or not 0 < int(port) < 65536:
+    if not port.isdecimal() or not 0 < int(port) < 65536:
         raise InputError(
             Finding("option --http", "HOST:PORT, such as 127.0.0.1:8765", f"'{text}'", "correct it and start again")
         )

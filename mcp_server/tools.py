@@ -26,11 +26,15 @@ InputsArgument = Annotated[
 DevicesArgument = Annotated[
     str | list[str] | None, Field(description="A lease id from gpu_acquire, or names such as cpu-0, cuda:0")
 ]
-TimeoutArgument = Annotated[float | None, Field(gt=0, description="Silence after which a system counts as hanging, s")]
+TimeoutArgument = Annotated[
+    float | None, Field(gt=0, le=86_400, description="Silence after which a system counts as hanging, s")
+]
 ToleranceArgument = Annotated[
     str | float | dict[str, Any] | None, Field(description="bit (default), numeric, or a relative error")
 ]
 MAX_WORDS = 4000
+MAX_NAME = 200
+MAX_TTL_S = 604_800
 ConfigArgument = Annotated[dict[str, Any] | None, Field(description="The application's own options")]
 
 
@@ -122,6 +126,7 @@ class Tools:
     ) -> dict[str, Any]:
         """Check a program and keep it under its id."""
         import json
+        import uuid
 
         from flashrt.bench.systems import find_file
         from flashrt.ir.build import build, build_file
@@ -137,7 +142,16 @@ class Tools:
             assert program is not None, "one of the two is given"
             built = build(program, self.workspace.root)
             path = self.workspace.folder("programs") / f"{built.id}.json"
-            path.write_text(json.dumps(program, indent=1))
+            part = path.with_name(f"{path.name}.{uuid.uuid4().hex[:8]}.part")
+            try:
+                part.write_text(json.dumps(program, indent=1))
+                part.replace(path)
+            except OSError as error:
+                part.unlink(missing_ok=True)
+                raise input_error(
+                    "ir_build, argument 'program'", f"a workspace whose folder '{path.parent.name}' can be written",
+                    str(error), "make room or give access, and call ir_build again", rule="not-written",
+                ) from None  # fmt: skip
         folder = self.workspace.relative(built.folder)
         self.workspace.store.put_record("program", built.id, {"name": built.program.name, "folder": folder}, path)
         return {
@@ -222,14 +236,16 @@ class Tools:
     def gpu_acquire(
         self,
         count: Annotated[int, Field(description="How many devices")],
-        holder: Annotated[str, Field(description="Who holds them: a name others can read")],
-        ttl_s: Annotated[float, Field(description="The lease ends after this time unless renewed")] = 600,
+        holder: Annotated[str, Field(max_length=MAX_NAME, description="Who holds them: a name others can read")],
+        ttl_s: Annotated[
+            float, Field(gt=0, le=MAX_TTL_S, description="The lease ends after this time unless renewed")
+        ] = 600,
         min_free_bytes: Annotated[int, Field(description="Memory that must be free on each device")] = 0,
         same_island: Annotated[bool, Field(description="Only devices joined by fast links")] = False,
         kind: Annotated[
             Literal["cuda", "rocm", "cpu", "emulated"] | None, Field(description="Default: the best there is")
         ] = None,
-        purpose: str = "",
+        purpose: Annotated[str, Field(max_length=MAX_NAME)] = "",
     ) -> dict[str, Any]:
         """Lease devices."""
         from flashrt import gpu
@@ -243,7 +259,9 @@ class Tools:
     def gpu_renew(
         self,
         lease: Annotated[str, Field(description="Lease id from gpu_acquire")],
-        ttl_s: Annotated[float, Field(gt=0, description="The lease ends this long from now unless renewed again")],
+        ttl_s: Annotated[
+            float, Field(gt=0, le=MAX_TTL_S, description="The lease ends this long from now unless renewed again")
+        ],
     ) -> dict[str, Any]:
         """Let a lease last longer, or shorter."""
         from flashrt import gpu

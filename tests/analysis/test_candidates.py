@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 
 import flashrt.apps.worldplay
 from flashrt.analysis import analyze_program, evaluate_placement, find_units, read_deployment, read_profile
+from flashrt.analysis.ordering import limit_nodes
 from flashrt.ir import BuiltProgram, build, build_file, read_document
 
 WORLDPLAY = Path(flashrt.apps.worldplay.__file__).parent
@@ -231,3 +233,23 @@ def test_units_look_through_a_wrapper() -> None:
     )  # fmt: skip
     assert [unit.name for unit in find_units(built)] == ["inner/a", "inner/b"]
     assert candidates(built)["disaggregate:inner/a|inner/b"]["deployment"]["place"] == {"inner/a": "a", "inner/b": "b"}
+
+
+def test_a_long_chain_is_analysed_within_seconds() -> None:
+    names = [f"n{index}" for index in range(60)]
+    ends = [*zip(["x", *(f"{name}.y" for name in names)], [*(f"{name}.x" for name in names), "y"], strict=True)]
+    graph = {
+        "inputs": {"x": {}}, "outputs": {"y": {}}, "nodes": {name: {"op": name} for name in names},
+        "edges": [{"from": source, "to": target, "mode": "blocking"} for source, target in ends],
+    }  # fmt: skip
+    built = build({"schema": "flashrt/program@1", "name": "chain", "entry": "app", "graphs": {"app": graph}}, FOLDER)
+    times = {"schema": "flashrt/profile@1", "device": "x", "provenance": "declared", "operations": {"*": 10}}
+    began = time.process_time()
+    assert candidates(built, times)
+    assert time.process_time() - began < 15
+
+
+def test_the_search_for_an_order_shrinks_with_the_program() -> None:
+    assert limit_nodes(2000, 400_000, 50) == 2000
+    assert limit_nodes(2000, 400_000, 5000) == 80
+    assert limit_nodes(2000, 400_000, 10**9) == 4

@@ -13,9 +13,11 @@ from flashrt.analysis import (
     analyze_program,
     deployment_document,
     evaluate_placement,
+    matches,
     read_deployment,
     read_profile,
 )
+from flashrt.analysis.figures import first_frames, releasing_chunk
 from flashrt.errors import InputError
 from flashrt.ir import BuiltProgram, build
 
@@ -257,3 +259,45 @@ def test_importing_the_analysis_imports_no_heavy_library() -> None:
         "; sys.exit(f'imported {sorted(heavy)}' if heavy else 0)"
     )
     subprocess.run([sys.executable, "-P", "-c", code], check=True, timeout=60)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"operations": {"a": 1e10}},
+        {"frames_per_batch": 1_000_001},
+        {"chunks": {"a": [1] * 1025}},
+        {"chunks": {"a": [1e300, 1e300]}},
+        {"operations": {"a": {"1": 1, "1 ": 2}}},
+        {"operations": {"a": {"²": 1}}},
+    ],
+)
+def test_profiles_have_limits_and_say_each_degree_once(change: dict[str, Any]) -> None:
+    with pytest.raises(InputError):
+        read_profile(profile(**change))
+
+
+@pytest.mark.parametrize(
+    ("change", "word"),
+    [
+        ({"order": {"0": ["a", "b"], "00": ["b", "a"]}}, "'00'"),
+        ({"groups": {**GROUPS, "g": [True]}}, "integer"),
+        ({"period_ms": 1e10}, "less than"),
+        ({"devices": "tpu"}, "'emulated'"),
+    ],
+)
+def test_deployments_have_limits_and_say_each_device_once(change: dict[str, Any], word: str) -> None:
+    with pytest.raises(InputError, match=word):
+        read_deployment({"groups": GROUPS, "place": PLACE, **change}, program())
+
+
+def test_shares_add_up_and_only_the_first_frame_of_a_chunk_counts() -> None:
+    read = read_profile(profile(chunks={"a": [1e-9, 1e9, 0, 0.3, 0]}))
+    assert sum(read.split_ticks("a", 10**18 + 1, 5)) == 10**18 + 1
+    for chunks, frames in ((3, 12), (3, 7), (5, 5), (4, 3)):
+        released = [releasing_chunk(frame, chunks, frames) for frame in range(frames)]
+        assert list(first_frames(chunks, frames)) == [released.index(chunk) for chunk in dict.fromkeys(released)]
+
+
+def test_a_pattern_of_many_stars_is_matched_at_once() -> None:
+    assert not matches("*" * 200 + "z", "a" * 200)

@@ -135,7 +135,11 @@ def test_other_values_are_compared_too(want: list[Any], got: list[Any]) -> None:
     assert result.mismatched
 
 
-@pytest.mark.parametrize("value", ["loose", -1, 2, True, {"tier": "bit", "x": 1}, [1], float("nan")])
+@pytest.mark.parametrize(
+    "value",
+    ["loose", -1, 2, True, {"tier": "bit", "x": 1}, [1], float("nan"), {"relative": 1e9}, {"relative": float("nan")},
+     {"relative": -1}, {"relative": True}, {"tier": "bit", "relative": 0.1}],
+)  # fmt: skip
 def test_a_wrong_tolerance_is_refused(value: Any) -> None:
     with pytest.raises(InputError, match="tolerance"):
         Tolerance.parse(value)
@@ -144,3 +148,10 @@ def test_a_wrong_tolerance_is_refused(value: Any) -> None:
 def test_tolerances_are_read() -> None:
     assert Tolerance.parse(None) == Tolerance.parse("bit") == Tolerance.parse(0) == BIT
     assert Tolerance.parse(1e-3) == Tolerance.parse({"relative": 1e-3}) == Tolerance("numeric", 1e-3)
+
+
+def test_a_baseline_that_does_not_repeat_itself_excuses_nothing() -> None:
+    zeros = [np.zeros_like(part) for part in stream()]
+    for noise in (stream()[:-1], [part * np.float32(-50) for part in stream()]):
+        assert not compare(stream(), zeros, NUMERIC, noise=noise).equal
+    assert not compare(stream(), stream(), NUMERIC, noise=stream()[:-1]).equal

@@ -359,9 +359,8 @@ def test_files_that_change_meanwhile_void_a_run_and_a_check(toy: Path) -> None:
     result = run_benchmark(system, INPUTS, toy, toy, settings)
     assert not result["valid"]
     assert any("variants.py changed" in reason for reason in result["reasons"])
-    verdict = check(toy, "variants.py:edits_itself")
-    assert not verdict["equivalent"]
-    assert any("variants.py changed" in reason for reason in verdict["reasons"])
+    with pytest.raises(InputError, match=r"variants\.py changed"):
+        check(toy, "variants.py:edits_itself")
 
 
 def test_real_work_that_outlasts_its_emulated_time_voids_the_run(toy: Path) -> None:
@@ -384,3 +383,31 @@ def test_too_few_inputs_are_named_as_the_cause(toy: Path) -> None:
     result = run_benchmark(resolve_system("reference.py:serve", toy), "few.py:batches", toy, toy, settings)
     assert not result["valid"]
     assert any("the inputs yield 4 batches" in reason for reason in result["reasons"])
+
+
+@pytest.mark.parametrize(
+    ("system", "expected"),
+    [("variants.py:surplus", "6 elements a batch are owed"), ("variants.py:ahead", "came before its input was due")],
+)
+def test_amounts_and_order_that_no_honest_system_has_void_a_run(toy: Path, system: str, expected: str) -> None:
+    settings = RunSettings(runs=1, duration_s=0.2, max_batches=30, elements_per_batch={"frames": 6}, timeout_s=20)
+    result = run_benchmark(resolve_system(system, toy), INPUTS, toy, toy, settings)
+    assert not result["valid"]
+    assert any(expected in reason for reason in result["reasons"]), result["reasons"]
+
+
+def test_streams_without_elements_prove_nothing(toy: Path) -> None:
+    system = resolve_system("variants.py:empty", toy)
+    verdict = check_equivalence(system, system, INPUTS, toy, toy, QUICK)
+    assert not verdict["equivalent"]
+    assert any("nothing is proved" in reason for reason in verdict["reasons"])
+
+
+def test_a_candidate_that_edits_the_reference_is_caught_before_the_reference_runs(toy: Path) -> None:
+    with pytest.raises(InputError, match=r"reference.py changed"):
+        check(toy, "variants.py:edits_the_reference")
+
+
+def test_a_message_that_no_system_sends_is_named(toy: Path) -> None:
+    with pytest.raises(InputError, match=r"a span message whose 'name' is NoneType"):
+        check(toy, "variants.py:odd_message")

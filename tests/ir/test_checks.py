@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from flashrt.errors import InputError
-from flashrt.ir import build, build_file, parse_program
+from flashrt.ir import build, build_file, parse_program, read_document
+from flashrt.ir.documents import content_hash
 
 from .documents import WORLD_OPS, edge, flat_graph, world
 
@@ -69,7 +70,7 @@ BROKEN: list[tuple[str, dict[str, Any], str]] = [
     ("dtype-mismatch", changed(*DENOISE, "inputs", "actions", to={"dtype": "int64"}), "edge 0"),
     ("shape-mismatch", changed(*DENOISE, "inputs", "actions", to={"shape": ["frames", 9]}), "edge 0"),
     ("no-outputs", changed(*APP, "outputs", to={}), "graph 'app'"),
-    ("too-many-operations", changed(*DENOISE, "repeat", "times", to=10**9), "500 operations"),
+    ("too-many-operations", changed(*DENOISE, "repeat", "times", to=10_000), "500 operations"),
     ("wrong-schema", changed("schema", to="flashrt/program@2"), "schema"),
 ]  # fmt: skip
 
@@ -178,3 +179,57 @@ def test_the_id_changes_with_the_document_and_with_the_ops(tmp_path: Path) -> No
     assert build(world(name="other"), tmp_path).id != first
     (tmp_path / "ops.py").write_text(WORLD_OPS + "\n# changed\n")
     assert build(world(), tmp_path).id != first
+
+
+def read_rules(path: Path, text: str | bytes) -> list[str]:
+    path.write_bytes(text if isinstance(text, bytes) else text.encode())
+    with pytest.raises(InputError) as caught:
+        read_document(path)
+    return [finding.rule for finding in caught.value.findings]
+
+
+def test_documents_that_grow_without_end_are_refused_at_once(tmp_path: Path) -> None:
+    lines = ["a0: &a0 [1, 1]", *(f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]" for n in range(1, 12))]
+    merges = ["a0: &a0 {x: 1}", *(f"a{n}: &a{n} {{<<: [*a{n - 1}, *a{n - 1}]}}" for n in range(1, 40))]
+    assert read_rules(tmp_path / "bomb.yaml", "\n".join(lines)) == ["too-many-values"]
+    assert read_rules(tmp_path / "merges.yaml", "\n".join(merges)) == ["too-many-values"]
+    assert read_rules(tmp_path / "loop.yaml", "a: &a [*a]") == ["too-deep"]
+    assert read_rules(tmp_path / "deep.yaml", "a: " + "[" * 250 + "]" * 250) == ["too-deep"]
+    assert read_rules(tmp_path / "deeper.json", "[" * 100_000) == ["too-deep"]
+    assert read_rules(tmp_path / "large.yaml", b"#" * 4_000_001) == ["too-large"]
+    (tmp_path / "fine.yaml").write_text("a: " + "[" * 150 + "]" * 150)
+    assert read_document(tmp_path / "fine.yaml")
+
+
+def test_values_of_any_size_are_shown_briefly() -> None:
+    bomb: list[Any] = [1]
+    for _ in range(40):
+        bomb = [bomb, bomb]
+    loop: list[Any] = []
+    loop.append(loop)
+    for value in (bomb, loop, 10**5000, "x" * 10**6):
+        for found in findings_of(changed(*APP, "edges", 0, "mode", to=value)):
+            assert len(found.got) <= 80
+    assert content_hash({"name": "\ud800"}) != content_hash({"name": "\ud801"})
+
+
+@pytest.mark.parametrize("reference", ["a\0.py:f", "x" * 5000 + ".py:f"])
+def test_an_ops_file_whose_name_no_system_takes_is_a_finding(tmp_path: Path, reference: str) -> None:
+    assert "ops-reference" in {found.rule for found in findings_of(world(ops=reference), tmp_path)}
+
+
+def test_an_ops_file_that_is_too_deep_to_parse_is_a_finding(tmp_path: Path) -> None:
+    (tmp_path / "ops.py").write_text("x = " + "-" * 200_000 + "1")
+    assert "syntax" in {found.rule for found in findings_of(world(), tmp_path)}
+
+
+@pytest.mark.parametrize(
+    "document",
+    [
+        changed(*APP, "edges", 1, "chunks", to=1025),
+        changed(*APP, "edges", 1, "lookahead", to=1025),
+        changed(*DENOISE, "repeat", "times", to=10_001),
+    ],
+)
+def test_counts_have_limits(document: dict[str, Any]) -> None:
+    assert "less_than_equal" in {found.rule for found in findings_of(document)}

@@ -274,10 +274,11 @@ def test_the_harness_never_imports_torch(toy: Path) -> None:
         "import sys; from pathlib import Path\n"
         "from flashrt.bench import *\n"
         f"toy = Path({str(toy)!r})\n"
+        "out = toy / '.flashrt'; out.mkdir()\n"
         "system = resolve_system('split.yaml', toy)\n"
         "settings = RunSettings('max_rate', runs=1, duration_s=0.2, timeout_s=30)\n"
-        "assert run_benchmark(system, 'inputs.py:batches', toy, toy, settings)['fps'] > 0\n"
-        "check_equivalence(system, system, 'inputs.py:batches', toy, toy, CheckSettings(timeout_s=30))\n"
+        "assert run_benchmark(system, 'inputs.py:batches', toy, out, settings)['fps'] > 0\n"
+        "check_equivalence(system, system, 'inputs.py:batches', toy, out, CheckSettings(timeout_s=30))\n"
         "assert 'torch' not in sys.modules\n"
     )
     subprocess.run([sys.executable, "-P", "-c", code], check=True, timeout=120)

@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 
 from flashrt import __version__
+from flashrt.mcp_server.cli import main
+from flashrt.mcp_server.server import is_loopback
 
 INPUTS = "inputs.py:batches"
 
@@ -62,6 +64,8 @@ def test_call_works_in_the_current_folder_without_arguments(workspace: Path) -> 
         (["serve", "--workspace", "absent"], "absent"),
         (["serve", "--http", "nowhere"], "HOST:PORT"),
         (["serve", "--http", "127.0.0.1:99999"], "HOST:PORT"),
+        (["serve", "--http", "0.0.0.0:8765"], "--allow-remote"),
+        (["serve", "--http", "example.org:8765"], "tunnel"),
         (["cal"], "call"),
         ([], "COMMAND"),
         (["call"], "flashrt call --list"),
@@ -122,3 +126,23 @@ def test_doctor_says_what_works_here(tmp_path: Path) -> None:
     assert "Traceback" not in done.stderr
     for word in ("packages", "devices", "host", "torch", f"{len(os.sched_getaffinity(0))}"):
         assert word in done.stdout
+
+
+def test_a_server_that_dies_is_told_in_one_sentence(
+    workspace: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "executable", "/bin/false")
+    assert main(["call", "variant_list", "--workspace", str(workspace)]) == 5
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert "call job_wait" in said.err
+    assert said.err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("host", "expected"),
+    [("127.0.0.1", True), ("127.9.9.9", True), ("::1", True), ("localhost", True), ("0.0.0.0", False), ("::", False),
+     ("10.0.0.1", False), ("localhost.example.org", False)],
+)  # fmt: skip
+def test_only_this_machine_reaches_loopback(host: str, expected: bool) -> None:
+    assert is_loopback(host) is expected

@@ -168,3 +168,39 @@ def edits_itself(io):
                 file.write("\n# changed\n")
 
     run(io, after=after)
+
+
+def surplus(io):
+    """Writes ten times what a batch owes, after a first calibration."""
+    io.ready()
+    for batch, actions in enumerate(io.inputs["actions"]):
+        times = 1 if batch < 3 else 10
+        io.outputs["frames"].write(np.zeros((6 * times, 4, 4), np.float32) + actions.sum())
+
+
+def ahead(io):
+    """Writes everything before it reads anything."""
+    io.ready()
+    for batch in range(33):
+        io.outputs["frames"].write(np.zeros((6, 4, 4), np.float32), batch)
+    for batch, _ in enumerate(io.inputs["actions"]):
+        io.batch_done(batch)
+
+
+def empty(io):
+    io.ready()
+    for _ in io.inputs["actions"]:
+        io.outputs["frames"].write(np.zeros((0, 4, 4), np.float32))
+
+
+def edits_the_reference(io):
+    with open(os.path.join(os.path.dirname(os.path.abspath(__file__)), "reference.py"), "a") as file:
+        file.write("\n# changed\n")
+    run(io)
+
+
+def odd_message(io):
+    io.ready()
+    io.note({"kind": "span"})
+    io.inputs["actions"].read()
+    time.sleep(600)

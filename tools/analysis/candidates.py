@@ -20,6 +20,10 @@ from flashrt.analysis.transformations import COMPOSABLE, Proposal, Verdict, prop
 from flashrt.ir import OUTPUT, BuiltProgram
 
 MAX_COMPOSITIONS = 64
+MAX_COMPOSED_OF_EACH = 24
+"""Of each transformation, how many legal proposals are composed with others: the first."""
+CANDIDATES_WORK = 1_600_000
+"""What the searches for orders of all candidates together may take; see `flashrt.analysis.ordering.limit_nodes`."""
 
 
 @dataclass(frozen=True)
@@ -60,7 +64,12 @@ class CandidateList:
     baseline_deployment: dict[str, Any]
     candidates: tuple[Candidate, ...]
     num_left_out: int
-    """Compositions beyond `MAX_COMPOSITIONS`, not listed."""
+    """Compositions beyond `max_compositions`, not listed."""
+
+
+def max_compositions(num_operations: int) -> int:
+    """Return how many compositions are judged: fewer for large programs, whose figures take longer each."""
+    return max(4, min(MAX_COMPOSITIONS, MAX_COMPOSITIONS * 20 // max(num_operations, 1)))
 
 
 def find_candidates(
@@ -80,7 +89,8 @@ def find_candidates(
     base = try_cost(built, profile, plain) if profile is not None else "no profile was given"
     base_cost = base if isinstance(base, DeploymentCost) else None
     looked_at = current or base_cost
-    single = [_judge(built, profile, proposal, base_cost, looked_at) for proposal in proposals]
+    work = CANDIDATES_WORK // (len(proposals) + MAX_COMPOSITIONS)
+    single = [_judge(built, profile, proposal, base_cost, looked_at, work) for proposal in proposals]
     seen = {(plain.blocks, plain.degrees, plain.streamed)}
     seen |= {_key(p.setting) for p in proposals if p.setting is not None and p.verdict.legal and p.needs is None}
     fresh: list[Proposal] = []
@@ -90,8 +100,8 @@ def find_candidates(
             continue
         seen.add(_key(proposal.setting))
         fresh.append(proposal)
-    kept = _take_of_each_kind(fresh, MAX_COMPOSITIONS)
-    composed = [_judge(built, profile, proposal, base_cost, looked_at) for proposal in kept]
+    kept = _take_of_each_kind(fresh, max_compositions(len(built.flat.operations)))
+    composed = [_judge(built, profile, proposal, base_cost, looked_at, work) for proposal in kept]
     return CandidateList(
         expectation(base_cost, None) if base_cost else str(base),
         deployment_of(built, plain),
@@ -120,13 +130,15 @@ def _judge(
     proposal: Proposal,
     base: DeploymentCost | None,
     looked_at: DeploymentCost | None,
+    work: int,
 ) -> Candidate:
     expected: dict[str, Any] | str = proposal.effect
     setting = proposal.setting
     if not proposal.verdict.legal:
         expected = "nothing: it is not legal"
-    if setting is not None and profile is not None and proposal.predictable:
-        cost = try_cost(built, profile, setting)
+    told = proposal.verdict.legal or proposal.transformation == "step-pipeline"
+    if setting is not None and profile is not None and proposal.predictable and told:
+        cost = try_cost(built, profile, setting, work)
         if isinstance(cost, str):
             expected = expected if not proposal.verdict.legal else f"{proposal.effect}; {cost}"
         elif proposal.verdict.legal:
@@ -159,7 +171,11 @@ def _bottleneck(proposal: Proposal, looked_at: DeploymentCost | None) -> str:
 
 
 def _compose(built: BuiltProgram, proposals: list[Proposal]) -> list[Proposal]:
-    legal = [proposal for proposal in proposals if proposal.verdict.legal and proposal.setting is not None]
+    of_each: dict[str, list[Proposal]] = {}
+    for proposal in proposals:
+        if proposal.verdict.legal and proposal.setting is not None:
+            of_each.setdefault(proposal.transformation, []).append(proposal)
+    legal = [proposal for kind in of_each.values() for proposal in kind[:MAX_COMPOSED_OF_EACH]]
     found = []
     for index, a in enumerate(legal):
         for b in legal[index + 1 :]:

@@ -14,7 +14,7 @@ from flashrt.analysis.bounds import path_bound, recurrence_bound, resource_bound
 from flashrt.analysis.constraints import Arc, Constraints, Variation, build_constraints
 from flashrt.analysis.deployment import Deployment, Placement, with_order
 from flashrt.analysis.figures import num_frames, visible_latency
-from flashrt.analysis.ordering import DEFAULT_NODE_LIMIT, Ordered, OrderProof, find_order
+from flashrt.analysis.ordering import DEFAULT_NODE_LIMIT, DEFAULT_WORK, Ordered, OrderProof, find_order
 from flashrt.analysis.profile import TICKS_PER_MS, Profile, to_ticks
 from flashrt.analysis.ratio import longest_walks
 from flashrt.ir import BuiltProgram
@@ -100,6 +100,7 @@ def evaluate_placement(
     *,
     variation: Variation | None = None,
     node_limit: int = DEFAULT_NODE_LIMIT,
+    work: int = DEFAULT_WORK,
 ) -> DeploymentCost:
     """Return the exact figures of a placement, with its given order or the best one.
 
@@ -109,6 +110,8 @@ def evaluate_placement(
         What a candidate changes in the program (asynchronous operations, double buffers).
     node_limit
         How many nodes the search for the best order may visit before it settles for a heuristic.
+    work
+        Lowers `node_limit` where a node is large; see `flashrt.analysis.ordering.limit_nodes`.
 
     Raises
     ------
@@ -117,7 +120,7 @@ def evaluate_placement(
     """
     constraints = build_constraints(built, profile, placement, variation)
     frames = profile.frames_per_batch
-    ordered = find_order(constraints, frames, node_limit=node_limit)
+    ordered = find_order(constraints, frames, node_limit=node_limit, work=work)
     figures = ordered.figures
     t_min = figures.ratio.ratio
     wanted = placement.document.period_ms

@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field, FiniteFloat
 
 from flashrt.analysis.patterns import best_patterns, matches
+from flashrt.analysis.profile import number_keys
 from flashrt.errors import Finding, InputError, listed, nearest
 from flashrt.ir import BuiltProgram, Frozen, dump, find_operations, read_document, validate
 
@@ -19,12 +20,10 @@ RETRY = "correct the deployment and call again"
 
 def _spell_numbers(value: Any) -> Any:
     """Device numbers as keys may be written as text (JSON has no other keys)."""
-    if isinstance(value, Mapping):
-        return {int(key) if str(key).strip().isdigit() else key: item for key, item in value.items()}
-    return value
+    return number_keys(value) if isinstance(value, Mapping) else value
 
 
-Device = Annotated[int, Field(ge=0)]
+Device = Annotated[int, Field(ge=0, strict=True)]
 
 
 class Deployment(Frozen):
@@ -33,15 +32,15 @@ class Deployment(Frozen):
     schema_: Literal["flashrt/deployment@1"] = Field(default="flashrt/deployment@1", alias="schema")
     program: str | None = None
     """The program: a path or an id."""
-    devices: str | None = None
-    """Kind of device: ``cpu``, ``cuda``, ``rocm``, ``emulated``."""
+    devices: Literal["cpu", "cuda", "rocm", "emulated"] | None = None
+    """Kind of device."""
     groups: dict[str, tuple[Device, ...]]
     """Group name -> device numbers within the lease; groups may share devices."""
     place: dict[str, str]
     """Operation path, glob or node -> group; the path itself wins, then the longest pattern."""
     order: Annotated[dict[Device, tuple[str, ...]], BeforeValidator(_spell_numbers)] | None = None
     """Device number -> its operations in the order in which it runs them for a batch; absent: the best is found."""
-    period_ms: Annotated[FiniteFloat, Field(gt=0)] | None = None
+    period_ms: Annotated[FiniteFloat, Field(gt=0, le=1e9)] | None = None
     """The batch period T for which d0 is wanted, in milliseconds; absent: the smallest sustainable one."""
     blocking: tuple[str, ...] = ()
     """Edges (``dit.latents -> vae.latents``) that stream in the program but are run whole here."""
@@ -163,7 +162,7 @@ def _resolve_places(
     devices: dict[str, tuple[int, ...]] = {}
     paths = [operation.path for operation in built.flat.operations]
     for pattern in document.place:
-        if not any(matches(pattern, path) for path in paths):
+        if pattern not in built.flat.by_path and not any(matches(pattern, path) for path in paths):
             findings.append(
                 Finding(f"{noun}, place, '{pattern}'", f"an operation path or glob; there are {listed(paths)}",
                         "no operation of this program", RETRY, rule="unknown-operation",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 
@@ -54,6 +54,13 @@ def releasing_chunk(frame: int, num_chunks: int, frames: int) -> int:
     return -(-(frame + 1) * num_chunks // frames) - 1
 
 
+def first_frames(num_chunks: int, frames: int) -> Iterable[int]:
+    """Return the first frame that each chunk releases: the later ones of a chunk are due later and come with it."""
+    if frames < num_chunks:
+        return range(frames)
+    return (-(-chunk * frames // num_chunks) for chunk in range(num_chunks))
+
+
 def completion(constraints: Constraints, walks: Walks, part: int) -> Fraction:
     """Return ℓ_T of a part: the longest walk from an entry to it, its own time included, in ticks."""
     value = walks.values[part]
@@ -68,7 +75,7 @@ def visible_latency(constraints: Constraints, walks: Walks, period: Fraction, fr
     """
     best = Visible(Fraction(0), "", 0, -1)
     for output in constraints.outputs:
-        for frame in range(frames):
+        for frame in first_frames(len(output.parts), frames):
             part = output.parts[releasing_chunk(frame, len(output.parts), frames)]
             late = period + completion(constraints, walks, part) - frame * period / frames
             if best.part < 0 or late > best.d0:

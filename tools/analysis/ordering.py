@@ -24,6 +24,8 @@ from flashrt.errors import InputError
 
 OrderProof = Literal["given", "optimal", "heuristic"]
 DEFAULT_NODE_LIMIT = 2000
+DEFAULT_WORK = 400_000
+MIN_NODES = 4
 
 
 @dataclass(frozen=True)
@@ -220,7 +222,7 @@ class _Search:
         return whole
 
     def climb(self, fixed: Sequence[int]) -> None:
-        """Improve the best order by exchanging neighbours of one list of all operations."""
+        """Improve the best order by exchanging neighbours of one list of all operations, within the limit."""
         if self.best is None:
             return
         before = list(fixed)
@@ -228,13 +230,16 @@ class _Search:
             for u, v in pairwise(operations):
                 decide(before, self.bit[u], self.bit[v])
         listing = sorted(range(len(before)), key=lambda index: before[index].bit_count())
-        improved = True
+        improved, offers = True, 0
         while improved:
             improved = False
             for index in range(len(listing) - 1):
                 a, b = listing[index], listing[index + 1]
                 if fixed[b] >> a & 1 or (min(a, b), max(a, b)) not in self.pairs:
                     continue
+                offers += 1
+                if offers > self.node_limit:
+                    return
                 listing[index], listing[index + 1] = b, a
                 held = self.best
                 self.offer(_masks_of(listing))
@@ -263,8 +268,17 @@ def decide(before: list[int], source: int, target: int) -> None:
             before[index] |= gained
 
 
+def limit_nodes(node_limit: int, work: int, size: int) -> int:
+    """Return how many nodes the search may visit, so that nodes times size (pairs and parts) stays within `work`."""
+    return max(MIN_NODES, min(node_limit, work // max(size, 1)))
+
+
 def find_order(
-    constraints: Constraints, frames_per_batch: int | None, *, node_limit: int = DEFAULT_NODE_LIMIT
+    constraints: Constraints,
+    frames_per_batch: int | None,
+    *,
+    node_limit: int = DEFAULT_NODE_LIMIT,
+    work: int = DEFAULT_WORK,
 ) -> Ordered:
     """Return the given order of the placement's devices, completed with the best order of the others.
 
@@ -275,6 +289,7 @@ def find_order(
     """
     document, given = constraints.placement.document, constraints.placement.order
     search = _Search(constraints, frames_per_batch, document.interleave, node_limit)
+    search.node_limit = limit_nodes(node_limit, work, len(search.pairs) + len(constraints.parts))
     before = search.dataflow_closure()
     for operations in given.values():
         for a, b in pairwise(operations):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection
 
 from flashrt.ir import matches
 
@@ -14,8 +14,10 @@ def specificity(pattern: str, path: str) -> tuple[bool, int]:
     return (pattern == path, len(pattern))
 
 
-def best_patterns(patterns: Iterable[str], path: str) -> list[str]:
+def best_patterns(patterns: Collection[str], path: str) -> list[str]:
     """Return the most specific of the patterns that match `path`; several when they are equally specific."""
+    if path in patterns:
+        return [path]
     found = [pattern for pattern in patterns if matches(pattern, path)]
     top = max((specificity(pattern, path) for pattern in found), default=None)
     return [pattern for pattern in found if specificity(pattern, path) == top]

@@ -6,7 +6,7 @@ Nothing is extrapolated: a degree that the profile does not have is an error tha
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -21,7 +21,8 @@ TICKS_PER_MS = 10**9
 """Times are integers inside the analysis, so that its results are exact; a tick is a picosecond."""
 
 RETRY = "correct the profile and call again"
-Milliseconds = Annotated[FiniteFloat, Field(ge=0)]
+Milliseconds = Annotated[FiniteFloat, Field(ge=0, le=1e9)]
+Share = Annotated[FiniteFloat, Field(ge=0, le=1e9)]
 
 _BYTES_BY_DTYPE = {
     "bool": 1, "int8": 1, "uint8": 1, "float8_e4m3fn": 1, "float8_e5m2": 1,
@@ -31,16 +32,28 @@ _BYTES_BY_DTYPE = {
 }  # fmt: skip
 
 
+def number_keys(value: Mapping[Any, Any]) -> dict[Any, Any]:
+    """Return `value` with numbers for the keys that spell one, as JSON has to; refuses two spellings of a number."""
+    found: dict[Any, Any] = {}
+    spelled: dict[Any, Any] = {}
+    for key, item in value.items():
+        number = int(key) if str(key).strip().isdecimal() else key
+        if number in found:
+            raise ValueError(f"every number once, not as {spelled[number]!r} and as {key!r}")
+        found[number], spelled[number] = item, key
+    return found
+
+
 def _spell_times(value: Any) -> Any:
     """A plain number is the time at degree 1; degrees may be written as text."""
     if isinstance(value, int | float) and not isinstance(value, bool):
         return {1: value}
     if isinstance(value, Mapping):
-        return {int(key) if str(key).strip().isdigit() else key: item for key, item in value.items()}
+        return number_keys(value)
     return value
 
 
-Degree = Annotated[int, Field(ge=1)]
+Degree = Annotated[int, Field(ge=1, strict=True)]
 TimesByDegree = Annotated[dict[Degree, Milliseconds], BeforeValidator(_spell_times)]
 SamplesByDegree = Annotated[dict[Degree, tuple[Milliseconds, ...]], BeforeValidator(_spell_times)]
 
@@ -62,11 +75,11 @@ class Profile(Frozen):
     schema_: Literal["flashrt/profile@1"] = Field(default="flashrt/profile@1", alias="schema")
     device: str
     """Kind of device that was measured: ``cpu``, ``emulated``, or a device's own name."""
-    frames_per_batch: int | None = Field(default=None, ge=1)
+    frames_per_batch: int | None = Field(default=None, ge=1, le=1_000_000)
     """N: how many frames (displayed chunks) a batch has."""
     operations: dict[str, TimesByDegree]
     """Operation path or glob -> degree -> milliseconds of one call for one batch."""
-    chunks: dict[str, tuple[Milliseconds, ...]] = Field(default_factory=dict)
+    chunks: dict[str, Annotated[tuple[Share, ...], Field(max_length=1024)]] = Field(default_factory=dict)
     """Operation path or glob -> shares of its chunks: one each, or three for first, middle and last; default: equal."""
     transfer: Transfer = Field(default_factory=Transfer)
     """Lags between operations on different devices."""
@@ -174,8 +187,8 @@ class Profile(Frozen):
                 f"{num_chunks} shares for the {num_chunks} chunks of '{operation}', or 3: first, middle, last",
                 f"{len(shares)}", RETRY, rule="chunk-shares",
             )  # fmt: skip
-        whole = sum(shares)
-        marks = [round(total * (sum(shares[:index]) / whole)) for index in range(num_chunks)] + [total]
+        sums = list(accumulate(shares))
+        marks = [0, *(min(total, round(total * (part / sums[-1]))) for part in sums[:-1]), total]
         return [max(0, after - before) for before, after in pairwise(marks)]
 
     def edge_ms(self, source: str, target: str) -> float | None:

@@ -9,6 +9,7 @@ from typing import Any
 from flashrt.analysis.constraints import Variation
 from flashrt.analysis.cost import DeploymentCost, evaluate_placement
 from flashrt.analysis.deployment import DEPLOYMENT_SCHEMA, read_deployment
+from flashrt.analysis.ordering import DEFAULT_WORK
 from flashrt.analysis.profile import Profile
 from flashrt.analysis.structure import find_units, streaming_labels
 from flashrt.errors import InputError
@@ -93,8 +94,13 @@ def _group_name(index: int) -> str:
     return letters[index] if index < len(letters) else f"g{index}"
 
 
-def cost_of(built: BuiltProgram, profile: Profile, setting: Setting) -> DeploymentCost:
+def cost_of(built: BuiltProgram, profile: Profile, setting: Setting, work: int = DEFAULT_WORK) -> DeploymentCost:
     """Return the figures of a setting.
+
+    Parameters
+    ----------
+    work
+        What the search for the best order may take; see `evaluate_placement`.
 
     Raises
     ------
@@ -102,7 +108,9 @@ def cost_of(built: BuiltProgram, profile: Profile, setting: Setting) -> Deployme
         The profile lacks a time that it needs.
     """
     placement = read_deployment(deployment_of(built, setting), built)
-    return evaluate_placement(built, profile, placement, variation=setting.variation, node_limit=CANDIDATE_NODE_LIMIT)
+    return evaluate_placement(
+        built, profile, placement, variation=setting.variation, node_limit=CANDIDATE_NODE_LIMIT, work=work
+    )
 
 
 def expectation(cost: DeploymentCost, baseline: DeploymentCost | None) -> dict[str, Any]:
@@ -134,10 +142,10 @@ def _ratio(value: float | None, base: float | None) -> float | None:
     return round(value / base, 6) if value is not None and base else None
 
 
-def try_cost(built: BuiltProgram, profile: Profile, setting: Setting) -> DeploymentCost | str:
+def try_cost(built: BuiltProgram, profile: Profile, setting: Setting, work: int = DEFAULT_WORK) -> DeploymentCost | str:
     """Return the figures of a setting, or a sentence that says what the profile lacks."""
     try:
-        return cost_of(built, profile, setting)
+        return cost_of(built, profile, setting, work)
     except InputError as error:
         return "not predicted: " + "; ".join(f"{finding.where}: {finding.message}" for finding in error.findings[:3])
 

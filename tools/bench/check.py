@@ -11,8 +11,8 @@ from flashrt.bench.drive import new_seed, run_all
 from flashrt.bench.equality import OutputEquality, Tolerance, compare_output, stream_length
 from flashrt.bench.process import SystemProcess
 from flashrt.bench.record import SUFFIX, read_inputs
-from flashrt.bench.systems import System, changed_files
-from flashrt.errors import listed
+from flashrt.bench.systems import System, changed_files, remove_bytecode
+from flashrt.errors import input_error, listed
 
 MIN_BATCHES = 8
 
@@ -51,6 +51,8 @@ class Streams:
 
 def collect(system: System, items: Sequence[Mapping[str, Any]], settings: CheckSettings, log_path: Path) -> Streams:
     """Run a system once over `items` and return what it wrote."""
+    # Byte code beside the system is in no digest, and Python would run it instead of the source.
+    remove_bytecode(system)
     with SystemProcess(
         system, list(items[0]), devices=settings.devices, config=settings.config, log_path=log_path
     ) as process:
@@ -100,13 +102,14 @@ def check_equivalence(
         items = read_inputs(inputs, workspace, seed, settings.num_batches)
         num_items = len(items)
         progress(share, f"candidate over {num_items} batches")
-        got = collect(candidate, items, settings, folder / f"candidate-{run}.log")
+        got = collect(candidate, items, settings, folder / f"process-{3 * run}.log")
+        refuse_changes(baseline, candidate)
         progress(share + 0.4 / settings.runs, "baseline")
-        want = collect(baseline, items, settings, folder / f"baseline-{run}.log")
+        want = collect(baseline, items, settings, folder / f"process-{3 * run + 1}.log")
         noise = None
         if settings.measure_noise and settings.known_noise is None and run == 0:
             progress(share + 0.7 / settings.runs, "baseline again, for the noise floor")
-            noise = collect(baseline, items, settings, folder / f"noise-{run}.log")
+            noise = collect(baseline, items, settings, folder / f"process-{3 * run + 2}.log")
         startup = {"baseline": want.startup_ms, "candidate": got.startup_ms}
         owed = {name: count / num_items for name, count in want.num_elements.items()}
         for name in dict.fromkeys((*want.values, *got.values)):
@@ -122,13 +125,13 @@ def check_equivalence(
                 outputs[name] = result
         if not want.values:
             reasons.append("the baseline writes nothing, so nothing can be proved")
+    refuse_changes(baseline, candidate)
     reasons += [reason for result in outputs.values() for reason in result.reasons]
-    moved = [f"{system.reference}: {change}" for system in (baseline, candidate) for change in changed_files(system)]
-    if moved:
-        reasons.append(f"files changed during the check, so it proves nothing: {listed(moved, 5)}")
+    empty = [name for name, result in outputs.items() if result.equal and result.total == 0]
+    reasons += [f"output '{name}' has no element, so nothing is proved" for name in empty]
     warnings = _warnings(outputs, settings, num_items, inputs)
     return {
-        "equivalent": bool(outputs) and not moved and all(result.equal for result in outputs.values()),
+        "equivalent": bool(outputs) and not empty and all(result.equal for result in outputs.values()),
         "tier": settings.tolerance.tier,
         "tolerance": asdict(settings.tolerance),
         "outputs": {name: result.as_dict() for name, result in outputs.items()},
@@ -143,6 +146,22 @@ def check_equivalence(
         "inputs": inputs,
         "devices": list(settings.devices),
     }
+
+
+def refuse_changes(*systems: System) -> None:
+    """Refuse to go on when the files of a system are not those that it was found with.
+
+    Raises
+    ------
+    InputError
+        Names the files: the candidate, or somebody else, has changed them since the check began.
+    """
+    moved = [f"{system.reference}: {change}" for system in systems for change in changed_files(system)]
+    if moved:
+        raise input_error(
+            "equivalence check", "files that stay as they are while they are checked", listed(moved, 5),
+            "undo the change, let nothing write there, and call again", rule="files-changed",
+        )  # fmt: skip
 
 
 def _absent(name: str, why: str, values: Sequence[Any]) -> OutputEquality:

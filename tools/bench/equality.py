@@ -19,6 +19,7 @@ Tier = Literal["bit", "numeric"]
 # Scale-relative error allowed by default in the numeric tier: what another order of reductions does in that type.
 DEFAULT_RELATIVE = {"float16": 4e-3, "bfloat16": 2e-2, "float32": 1e-5, "float64": 1e-12}
 NOISE_FACTOR = 4.0
+MAX_NOISE = 0.02
 
 
 @dataclass(frozen=True)
@@ -44,8 +45,11 @@ class Tolerance:
         if isinstance(value, Mapping) and set(value) <= {"tier", "relative"}:
             tier = value.get("tier", "numeric")
             relative = value.get("relative")
-            if tier in {"bit", "numeric"} and (relative is None or isinstance(relative, int | float)):
-                return cls(tier, None if relative is None else float(relative))
+            number = isinstance(relative, int | float) and not isinstance(relative, bool)
+            if tier == "bit" and relative is None:
+                return cls()
+            if tier == "numeric" and (relative is None or (number and 0 < relative < 1)):
+                return cls("numeric", None if relative is None else float(relative))
         raise input_error(
             "argument 'tolerance'", "'bit', 'numeric', a relative error below 1, or {tier, relative}", repr(value),
             "leave it out for bit equality", rule="tolerance",
@@ -219,8 +223,12 @@ def _compare_arrays(
         relative = tolerance.relative
         if relative is None:
             relative = DEFAULT_RELATIVE.get(want_type.removeprefix("torch."), 0.0)
-        allowed = max(relative * scale, NOISE_FACTOR * (floor or 0.0))
+        # A baseline that does not repeat itself must not excuse everything: its noise counts up to a bound.
+        own_noise = floor if floor is not None and math.isfinite(floor) else 0.0
+        allowed = max(relative * scale, min(NOISE_FACTOR * own_noise, MAX_NOISE * scale))
         bad = ~(errors <= allowed)
+    if floor == math.inf:
+        reasons.append(f"output '{name}': the baseline does not repeat its own stream in another process")
     not_numbers = want.dtype.kind == "f" and bool(np.isnan(want).any())
     if not_numbers:
         at = _place(np.isnan(want), per_batch)

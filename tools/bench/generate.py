@@ -1,6 +1,6 @@
 """Run an inputs function and record its items.
 
-``python -m flashrt.bench.generate FILE.py:FUNCTION SEED COUNT OUT PARENT``
+``python -m flashrt.bench.generate FILE.py:FUNCTION SEED COUNT DESCRIPTOR PARENT``
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from itertools import islice
 from pathlib import Path
 
-from flashrt.bench.record import ERROR_MARK, EXIT_USER_ERROR, write_recording
+from flashrt.bench.record import ERROR_MARK, EXIT_USER_ERROR, write_items
 from flashrt.errors import FlashrtError
 from flashrt.ir.ops import load_function, user_error
 from flashrt.runtime.lifeline import die_with_parent
@@ -26,7 +26,8 @@ def main(arguments: Sequence[str]) -> int:
     try:
         generate = load_function(Path(file), function)
         try:
-            write_recording(Path(out), islice(generate(int(seed), int(count)), int(count)))
+            with os.fdopen(int(out), "wb") as recording:
+                write_items(recording, islice(generate(int(seed), int(count)), int(count)))
         except Exception as error:
             raise user_error(
                 where, "items {input name: value}", error, "correct the function and call again"

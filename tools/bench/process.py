@@ -29,6 +29,7 @@ LOG_TAIL_BYTES = 1500
 SOCKET_BYTES = 4 << 20
 SAMPLE_S = 0.2
 ANSWER_S = 1.0
+MAX_BATCH = 10_000_000
 SEND_TIMEOUT_S = 60
 """How long a system may take nothing off its socket before it counts as hung; its reader is FlashRT's own thread."""
 ARRIVALS = {"ready", "output", "batch_done", "done", "failed"}
@@ -40,6 +41,41 @@ class Arrival:
 
     at_ns: int
     message: Mapping[str, Any]
+
+
+def check_message(message: Mapping[str, Any]) -> None:
+    """Refuse a message that no system of ours sends; what a system's own code sends is not to be trusted.
+
+    Raises
+    ------
+    ValueError
+        Names the field.
+    """
+    kinds: dict[str, dict[str, type | tuple[type, ...]]] = {
+        "output": {"name": str},
+        "batch_done": {"batch": int},
+        "span": {"name": str, "device": str, "batch": int, "start_ns": int, "end_ns": int},
+        "overrun": {"name": str, "batch": int, "over_ns": int},
+        "note": {"text": str},
+        "at": {"text": str},
+        "failed": {"text": str, "phase": str},
+        "done": {"usage": dict},
+        "ready": {},
+        "usage": {},
+    }
+    kind = message.get("kind")
+    if not isinstance(kind, str) or kind not in kinds:
+        raise ValueError(f"a message of kind {kind!r}"[:200])
+    for name, wanted in kinds[kind].items():
+        if not isinstance(message.get(name), wanted):
+            raise ValueError(f"a {kind} message whose '{name}' is {type(message.get(name)).__name__}")
+    batch = message.get("batch")
+    if batch is not None and not (isinstance(batch, int) and 0 <= batch < MAX_BATCH):
+        raise ValueError(f"a {kind} message for batch {batch!r}"[:200])
+    usage: Mapping[str, Any] = message["usage"] if kind == "done" else message if kind == "usage" else {}
+    for name in ("peak_host_bytes", "peak_device_bytes"):
+        if not isinstance(usage.get(name, 0), int | None):
+            raise ValueError(f"a {kind} message whose '{name}' is {type(usage[name]).__name__}")
 
 
 class SystemProcess:
@@ -134,13 +170,14 @@ class SystemProcess:
     def _receive(self) -> None:
         try:
             while (message := self._connection.receive()) is not None:
+                check_message(message)
                 if message["kind"] in ARRIVALS:
                     self.arrivals.put(Arrival(self._connection.received_ns, message))
                     continue
                 self.events.append(message)
                 if message["kind"] == "at":
                     self._answered.set()
-        except (OSError, ValueError, KeyError, MemoryError) as error:
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, MemoryError, RecursionError) as error:
             self.arrivals.put(Arrival(monotonic_ns(), {"kind": "garbled", "text": f"{type(error).__name__}: {error}"}))
         self.arrivals.put(None)
 

@@ -12,7 +12,7 @@ import tempfile
 import uuid
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from flashrt.bench.systems import find_file, split_function
 from flashrt.errors import InputError, input_error
@@ -27,14 +27,20 @@ ERROR_MARK = "flashrt: the inputs function is at fault:"
 
 def write_recording(path: Path, items: Iterable[Mapping[str, Any]]) -> int:
     """Write items to `path`, replacing it whole; return how many."""
-    count = 0
     part = path.with_suffix(path.suffix + ".part")
     with part.open("wb") as file:
-        file.write(MAGIC)
-        for item in items:
-            write_message(file, {"kind": "item"}, dict(item))
-            count += 1
+        count = write_items(file, items)
     part.replace(path)
+    return count
+
+
+def write_items(file: IO[bytes], items: Iterable[Mapping[str, Any]]) -> int:
+    """Write a recording to an open file; return how many items it holds."""
+    file.write(MAGIC)
+    count = 0
+    for item in items:
+        write_message(file, {"kind": "item"}, dict(item))
+        count += 1
     return count
 
 
@@ -48,14 +54,25 @@ def read_recording(path: Path, *, torch: bool = False) -> list[dict[str, Any]]:
     """
     try:
         with path.open("rb") as file:
-            if file.read(len(MAGIC)) != MAGIC:
-                raise ValueError("it does not begin as a recording does")
-            return [message["value"] for message in read_messages(file, torch=torch)]
+            return read_items(file, torch=torch)
     except (OSError, ValueError, KeyError) as error:
         raise input_error(
             f"recording '{path.name}'", "a recording (made by ir_interpret or an inputs function)", str(error),
             "name file.py:function instead, or record again", rule="bad-recording",
         ) from None  # fmt: skip
+
+
+def read_items(file: IO[bytes], *, torch: bool = False) -> list[dict[str, Any]]:
+    """Return the items of an open recording.
+
+    Raises
+    ------
+    ValueError
+        It is no recording, or ends early.
+    """
+    if file.read(len(MAGIC)) != MAGIC:
+        raise ValueError("it does not begin as a recording does")
+    return [message["value"] for message in read_messages(file, torch=torch)]
 
 
 def read_inputs(reference: str, workspace: Path, seed: int, count: int, timeout_s: float = 120) -> list[dict[str, Any]]:
@@ -93,16 +110,18 @@ def read_inputs(reference: str, workspace: Path, seed: int, count: int, timeout_
 def _generate(
     reference: str, path: Path, function: str, seed: int, count: int, timeout_s: float
 ) -> list[dict[str, Any]]:
-    with tempfile.TemporaryDirectory(prefix="flashrt-inputs-") as folder:
-        out, log_path = Path(folder) / f"items{SUFFIX}", Path(folder) / "log"
-        code = _run_generator([f"{path}:{function}", str(seed), str(count), str(out)], path.parent, log_path, timeout_s)
+    # Files without a name: hidden inputs are nowhere to be found, and vanish with this process however it ends.
+    with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as log:
+        code = _run_generator([f"{path}:{function}", str(seed), str(count)], path.parent, out, log, timeout_s)
+        out.seek(0)
+        log.seek(0)
         if code is None:
             raise input_error(
                 f"inputs '{reference}'", f"{count} items within {timeout_s:.0f} s", "nothing", "make it faster",
                 rule="hang",
             )  # fmt: skip
-        if code != 0 or not out.exists():
-            text = log_path.read_text(errors="replace").strip()[-1500:]
+        if code != 0:
+            text = log.read().decode(errors="replace").strip()[-1500:]
             if code == EXIT_USER_ERROR:
                 raise InputError(text.rpartition(ERROR_MARK)[2].strip())
             said = f"; its last output:\n{text}" if text else ""
@@ -110,21 +129,28 @@ def _generate(
                 f"inputs '{reference}'", f"{count} items", f"the process ended with {exit_words(code)}{said}",
                 "correct the function and call again", rule="crash",
             )  # fmt: skip
-        return read_recording(out)
+        try:
+            return read_items(out)
+        except (ValueError, KeyError) as error:
+            raise input_error(
+                f"inputs '{reference}'", f"{count} items", f"a broken recording of them ({error})",
+                "leave the descriptors of the process alone, and call again", rule="bad-recording",
+            ) from None  # fmt: skip
 
 
-def _run_generator(arguments: Sequence[str], folder: Path, log_path: Path, timeout_s: float) -> int | None:
+def _run_generator(
+    arguments: Sequence[str], folder: Path, out: IO[bytes], log: IO[bytes], timeout_s: float
+) -> int | None:
     """Run the generating process to its end; return its exit status, or None when it was not done in time.
 
     Its output goes to a file: a pipe would stay open, and be waited for, as long as anything that it started lives.
     """
     mark = uuid.uuid4().hex
-    with log_path.open("wb") as log:
-        process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "flashrt.bench.generate", *arguments, str(os.getpid())],
-            stdin=subprocess.DEVNULL, stdout=log, stderr=log, cwd=folder, start_new_session=True,
-            env={**os.environ, MARK: mark},
-        )  # fmt: skip
+    process = subprocess.Popen(
+        [sys.executable, "-P", "-m", "flashrt.bench.generate", *arguments, str(out.fileno()), str(os.getpid())],
+        stdin=subprocess.DEVNULL, stdout=log, stderr=log, cwd=folder, start_new_session=True,
+        pass_fds=[out.fileno()], env={**os.environ, MARK: mark},
+    )  # fmt: skip
     try:
         return process.wait(timeout=timeout_s)
     except subprocess.TimeoutExpired:

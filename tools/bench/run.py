@@ -28,7 +28,7 @@ from flashrt.bench.process import SystemProcess
 from flashrt.bench.record import read_inputs
 from flashrt.bench.scenarios import MIN_MEASURED_BATCHES, judge, lag_ms, last_latency_ms, paced, search_rate
 from flashrt.bench.settings import RunSettings, check_settings
-from flashrt.bench.systems import System, changed_files
+from flashrt.bench.systems import System, changed_files, remove_bytecode
 from flashrt.clock import monotonic_ns
 from flashrt.errors import input_error, listed
 
@@ -78,15 +78,19 @@ def run_benchmark(
     done: list[OneRun] = []
     for run in range(settings.runs):
         progress((run + 0.2) / (settings.runs + 0.5), f"run {run + 1} of {settings.runs}, {settings.scenario}")
-        done.append(run_once(system, inputs, workspace, folder / f"system-{run}.log", settings, per_batch))
+        done.append(run_once(system, inputs, workspace, folder / f"process-{run}.log", settings, per_batch))
     progress(settings.runs / (settings.runs + 0.5), "metrics, trace and plot")
     primary = primary_output(done)
-    metrics, intervals = combine([{**run.outputs.get(primary, {}), **run.metrics} for run in done])
+    metrics, intervals = combine([{**run.outputs.get(primary, {}), **_latest(run), **run.metrics} for run in done])
     parts = [line.since(run.start) for run in done for line in run.attribution.timelines if line.output == primary]
     parts = [part for part in parts if len(part.due_ns)]
     samples = samples_of(parts)
     if parts:
-        intervals = _merged(intervals, batch_intervals(parts, samples))
+        own = batch_intervals(parts, samples)
+        if any(len(run.outputs) > 1 for run in done):
+            # The batch's latency may be another output's than the one whose batches were sampled.
+            own.pop("latency_ms", None)
+        intervals = _merged(intervals, own)
     problems = list(dict.fromkeys(problem for run in done for problem in run.problems))
     if changed := changed_files(system):
         problems.append(f"the system's files changed during the run: {listed(changed, 5)}")
@@ -114,6 +118,15 @@ def run_benchmark(
     }  # fmt: skip
     result["artifacts"] = _write_artifacts(folder, result, done)
     return result
+
+
+def _latest(run: OneRun) -> dict[str, Any]:
+    """Return latency and offset of the batch as a whole: those of the output that is latest."""
+    found: dict[str, Any] = {}
+    if run.outputs:
+        found["latency_ms"] = max((one["latency_ms"] for one in run.outputs.values()), key=lambda one: one["mean"])
+    offsets = [one["d0_ms"] for one in run.outputs.values() if one.get("d0_ms") is not None]
+    return {**found, "d0_ms": max(offsets)} if offsets else found
 
 
 def primary_output(done: Sequence[OneRun]) -> str:
@@ -215,6 +228,7 @@ def run_once(
     items = read_inputs(inputs, workspace, new_seed(), settings.max_batches + settings.warmup)
     warmup = min(settings.warmup, max(len(items) - MIN_MEASURED_BATCHES, 0))
     recorder = Recorder(keep_values=False)
+    remove_bytecode(system)
     with SystemProcess(
         system, list(items[0]), devices=settings.devices, config=settings.config, log_path=log_path
     ) as process:
@@ -240,7 +254,7 @@ def run_once(
     attribution = attribute(recorder)
     lines = attribution.timelines if start < len(recorder.sent_ns) else ()
     outputs = {line.output: measure(line, start, period_ms) for line in lines}
-    problems = [*attribution.problems, *judge(recorder, start, period_ms, outputs, search)]
+    problems = [*attribution.problems, *judge(recorder, start, period_ms, outputs, search, lines, per_batch)]
     problems += judge_emulation(overruns, len(recorder.sent_ns) - start)
     if len(items) < warmup + MIN_MEASURED_BATCHES:
         problems.append(

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from flashrt.bench.drive import Recorder, open_loop, windowed
-from flashrt.bench.metrics import attribute, slope
+from flashrt.bench.metrics import Timeline, attribute, slope
 from flashrt.bench.process import SystemProcess
 from flashrt.bench.settings import RunSettings
 from flashrt.clock import monotonic_ns
@@ -157,10 +157,16 @@ def judge(
     period_ms: float | None,
     outputs: Mapping[str, Mapping[str, Any]],
     search: Mapping[str, Any],
+    lines: Sequence[Timeline] = (),
+    per_batch: Mapping[str, float] | None = None,
 ) -> list[str]:
     """Return why a run is not valid; empty when it is."""
-    problems = []
+    problems = [*_judge_amounts(recorder, per_batch), *_judge_order(lines)]
     measured = len(recorder.sent_ns) - start
+    for name, found in outputs.items():
+        rate = [float(found[key]) for key in ("fps", "period_ms") if key in found]
+        if not all(math.isfinite(value) and value > 0 for value in rate):
+            problems.append(f"output '{name}': no rate can be said of {rate}")
     if measured < MIN_MEASURED_BATCHES:
         problems.append(f"{measured} measured batches; at least {MIN_MEASURED_BATCHES} are needed: raise duration_s")
     if period_ms is not None:
@@ -175,3 +181,24 @@ def judge(
                 " the system does not sustain it"
             )
     return problems
+
+
+def _judge_amounts(recorder: Recorder, per_batch: Mapping[str, float] | None) -> list[str]:
+    """Return which outputs hold more or fewer elements than they owe."""
+    num_batches = len(recorder.sent_ns)
+    return [
+        f"output '{name}': {count:g} elements a batch are owed, {recorder.elements[name]} came for {num_batches}"
+        for name, count in (per_batch or {}).items()
+        if recorder.elements[name] != round(count * num_batches)
+    ]
+
+
+def _judge_order(lines: Sequence[Timeline]) -> list[str]:
+    """Return which outputs were there before their input was: no system that works on the input can do that."""
+    found = []
+    for line in lines:
+        early = np.flatnonzero(line.visible_ns[:, 0] < line.due_ns)
+        if len(early):
+            first = f"batch {int(early[0])} came before its input was due"
+            found.append(f"output '{line.output}': {first}, {len(early)} in all")
+    return found

@@ -11,6 +11,8 @@ from flashrt.errors import Finding, InputError, listed, nearest
 Scenario = Literal["single_stream", "realtime", "max_rate"]
 SCENARIOS: tuple[str, ...] = get_args(Scenario)
 
+MAX_ELEMENTS = 1e9
+
 
 @dataclass(frozen=True)
 class RunSettings:
@@ -59,5 +61,11 @@ def check_settings(settings: RunSettings) -> None:
             findings.append(
                 Finding(f"argument '{name}'", f"between {low} and {high}", str(value), "change it and call again")
             )
+    for name, count in (settings.elements_per_batch or {}).items():
+        if not 0 < count <= MAX_ELEMENTS:
+            findings.append(
+                Finding(f"argument 'elements_per_batch', '{name}'", f"above 0 and at most {MAX_ELEMENTS:g}", str(count),
+                        "change it, or leave it out to have it found")
+            )  # fmt: skip
     if findings:
         raise InputError(findings)

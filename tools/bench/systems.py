@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -218,7 +219,12 @@ def find_named(
 
 def hash_folder(folder: Path) -> dict[str, str]:
     """Return path -> short hash for all code and documents in `folder`; links to folders are not followed."""
-    files = sorted(_code_files(folder))[:MAX_HASHED_FILES]
+    files = sorted(_code_files(folder))
+    if len(files) > MAX_HASHED_FILES:
+        raise input_error(
+            f"folder '{folder.name}'", f"at most {MAX_HASHED_FILES} code files and documents beside a system",
+            str(len(files)), "give the system a folder of its own", rule="too-many-files",
+        )  # fmt: skip
     return {str(p.relative_to(folder)): hashlib.sha256(p.read_bytes()).hexdigest()[:HASH_DIGITS] for p in files}
 
 
@@ -240,6 +246,14 @@ def find_changes(before: Mapping[str, str], after: Mapping[str, str]) -> list[st
 def changed_files(system: System) -> list[str]:
     """Return what has changed on disk since the system was found."""
     return find_changes(system.files, hash_folder(system.root)) if system.root else []
+
+
+def remove_bytecode(system: System) -> None:
+    """Remove compiled files beside a system's sources, so that what runs is what its digest covers."""
+    if system.root is None:
+        return
+    for folder in {path.parent for path in _code_files(system.root)}:
+        shutil.rmtree(folder / "__pycache__", ignore_errors=True)
 
 
 def _code_files(folder: Path) -> list[Path]:

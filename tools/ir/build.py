@@ -128,7 +128,7 @@ def find_operations(flat: FlatProgram, pattern: str) -> list[str]:
 
 @lru_cache(maxsize=4096)
 def _expression(pattern: str) -> re.Pattern[str]:
-    parts = [".*" if sign == "*" else "." if sign == "?" else re.escape(sign) for sign in pattern]
+    parts = [".*" if sign == "*" else "." if sign == "?" else re.escape(sign) for sign in re.sub(r"\*+", "*", pattern)]
     return re.compile("".join(parts) + r"(\[\d+\])?(/.*)?")
 
 

@@ -75,13 +75,21 @@ def check_ops(program: Program, folder: Path) -> Iterator[Finding]:
     if not file.endswith(".py") or not function:
         yield Finding("key 'ops'", "file.py:function", f"'{program.ops}'", f"correct it; {AGAIN}", rule="ops-reference")
         return
-    if not path.resolve().is_relative_to(folder.resolve()):
+    try:
+        inside, exists = path.resolve().is_relative_to(folder.resolve()), path.is_file()
+    except (OSError, ValueError) as error:
+        yield Finding(
+            "key 'ops'", "a file name", f"{file[:80]!r} ({' '.join(str(error).split())[:80]})", f"correct it; {AGAIN}",
+            rule="ops-reference",
+        )  # fmt: skip
+        return
+    if not inside:
         yield Finding(
             "key 'ops'", "a file in the document's own folder", f"'{file}'", f"move it there; {AGAIN}",
             rule="ops-outside",
         )  # fmt: skip
         return
-    if not path.is_file():
+    if not exists:
         siblings = sorted(p.name for p in folder.glob("*.py"))
         yield Finding(
             "key 'ops'", f"an existing file; there are {listed(siblings)}", f"'{file}'", f"correct it; {AGAIN}",
@@ -90,8 +98,9 @@ def check_ops(program: Program, folder: Path) -> Iterator[Finding]:
         return
     try:
         tree = ast.parse(path.read_text(encoding="utf-8"))
-    except (SyntaxError, ValueError) as error:
-        yield Finding("key 'ops'", f"Python that parses in '{file}'", str(error), f"correct it; {AGAIN}", rule="syntax")
+    except (SyntaxError, ValueError, OSError, MemoryError, RecursionError) as error:
+        got = str(error) or f"code that is too deeply nested ({type(error).__name__})"
+        yield Finding("key 'ops'", f"Python that parses in '{file}'", got, f"correct it; {AGAIN}", rule="syntax")
         return
     names = [node.name for node in tree.body if isinstance(node, ast.FunctionDef)]
     bound = {

@@ -5,7 +5,8 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Mapping, Sequence
+import reprlib
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -15,6 +16,14 @@ from pydantic import BaseModel, ValidationError
 from flashrt.errors import Finding, InputError, input_error, listed, nearest
 
 Model = TypeVar("Model", bound=BaseModel)
+
+MAX_BYTES = 4_000_000
+MAX_NODES = 200_000
+MAX_DEPTH = 200
+
+_BRIEF = reprlib.Repr()
+_BRIEF.maxlevel = 3
+_BRIEF.maxstring = _BRIEF.maxother = _BRIEF.maxlong = 80
 
 
 class _StrictLoader(yaml.SafeLoader):
@@ -53,30 +62,101 @@ def read_document(path: Path, *, retry: str = "correct the file and call again")
     Raises
     ------
     InputError
-        The file is absent, is not text, does not parse, repeats a key, or is not one mapping.
+        The file is absent, is not text, is too large, does not parse, repeats a key, or is not one mapping.
     """
     where = f"document '{path.name}'"
     try:
-        text = path.read_text(encoding="utf-8")
+        with path.open("rb") as file:
+            content = file.read(MAX_BYTES + 1)
+        text = content.decode()
     except FileNotFoundError:
         siblings = sorted(p.name for p in path.parent.glob("*") if p.suffix in {".yaml", ".yml", ".json"})
         raise input_error(
             where, "a readable file", "no such file", f"documents there: {listed(siblings)}; {retry}",
             rule="no-such-file", valid=siblings, name=path.name,
         ) from None  # fmt: skip
-    except (OSError, UnicodeDecodeError) as error:
+    except (OSError, ValueError) as error:
+        if isinstance(error, UnicodeDecodeError) and len(content) > MAX_BYTES:
+            raise _too_large(where, retry) from None
         raise input_error(where, "a readable UTF-8 file", str(error), retry, rule="unreadable") from None
+    if len(content) > MAX_BYTES:
+        raise _too_large(where, retry)
     try:
-        if path.suffix == ".json":
-            value = json.loads(text, object_pairs_hook=_refuse_repeats)
-        else:
-            value = yaml.load(text, Loader=_StrictLoader)
-    except (ValueError, yaml.YAMLError, RecursionError) as error:
+        value = _parse(text, where, retry, is_json=path.suffix == ".json")
+    except (RecursionError, MemoryError):
+        raise _too_deep(where, retry) from None
+    except (ValueError, yaml.YAMLError) as error:
         detail = " ".join(str(error).split())
         raise input_error(where, "one JSON or YAML document", detail, retry, rule="does-not-parse") from None
     if not isinstance(value, dict):
         raise input_error(where, "a mapping at the top", type(value).__name__, retry, rule="not-a-mapping")
     return value
+
+
+def _parse(text: str, where: str, retry: str, *, is_json: bool) -> Any:
+    """Return the document's value; YAML is measured before its aliases are followed."""
+    if is_json:
+        value = json.loads(text, object_pairs_hook=_refuse_repeats)
+        _check_size(value, where, retry)
+        return value
+    loader = _StrictLoader(text)
+    try:
+        node = loader.get_single_node()
+        _check_size(node, where, retry)
+        return loader.construct_document(node) if node is not None else None
+    finally:
+        loader.dispose()
+
+
+def _parts(value: Any) -> Iterable[Any]:
+    """Return what a value, or a node of YAML, holds."""
+    if isinstance(value, dict):
+        return value.values()
+    if isinstance(value, yaml.MappingNode):
+        return (part for pair in value.value for part in pair)
+    if isinstance(value, yaml.SequenceNode):
+        return list(value.value)
+    return value if isinstance(value, list) else ()
+
+
+def _check_size(value: Any, where: str, retry: str) -> None:
+    """Refuse what nests too deep or, with every alias written out, holds too much; stops as soon as it is known."""
+    pending = [iter((value,))]
+    count = 0
+    while pending:
+        part = next(pending[-1], pending)
+        if part is pending:
+            pending.pop()
+            continue
+        count += 1
+        if count > MAX_NODES:
+            raise input_error(
+                where, f"at most {MAX_NODES} values, aliases written out", "more",
+                f"split the document or use fewer aliases; {retry}", rule="too-many-values",
+            )  # fmt: skip
+        if len(pending) > MAX_DEPTH:
+            raise _too_deep(where, retry)
+        pending.append(iter(_parts(part)))
+
+
+def _too_large(where: str, retry: str) -> InputError:
+    return input_error(where, f"at most {MAX_BYTES} bytes", "more", f"make it shorter; {retry}", rule="too-large")
+
+
+def _too_deep(where: str, retry: str) -> InputError:
+    return input_error(
+        where, f"at most {MAX_DEPTH} levels of nesting", "more", f"nest less deep; {retry}", rule="too-deep"
+    )
+
+
+def shown(value: Any) -> str:
+    """Return `value` as messages show it: on one line, of bounded length, whatever it holds."""
+    try:
+        text = _BRIEF.repr(value)
+    except ValueError:
+        # Python refuses to print integers of thousands of digits.
+        text = f"a large {type(value).__name__}"
+    return text if len(text) <= 80 else text[:77] + "…"
 
 
 def _place(location: Sequence[int | str], document: Mapping[str, Any], noun: str) -> str:
@@ -146,7 +226,7 @@ def expectation(item: Mapping[str, Any]) -> tuple[str, str | None]:
     if item["type"] == "literal_error":
         names = re.findall(r"'([^']*)'", item["ctx"]["expected"])
         if names:
-            return f"one of {listed(names, 30)}", nearest(str(item.get("input")), names)
+            return f"one of {listed(names, 30)}", nearest(shown(item.get("input")).strip("'"), names)
     return str(item["msg"]).removeprefix("Input should be ").removeprefix("Value error, "), None
 
 
@@ -171,8 +251,7 @@ def validate(model: type[Model], document: Mapping[str, Any], *, noun: str, retr
         findings = []
         for item in error.errors(include_url=False):
             where = _place(item["loc"], document, noun)
-            got = repr(item.get("input"))
-            got = got if len(got) <= 80 else got[:77] + "…"
+            got = shown(item.get("input"))
             if item["type"] == "missing":
                 key = item["loc"][-1]
                 expected, got, rule = f"key '{key}'", "nothing", f"missing-{key}"
@@ -200,7 +279,7 @@ def _once(findings: Sequence[Finding]) -> list[Finding]:
 def content_hash(value: Any, length: int = 12) -> str:
     """Return the first `length` hexadecimal digits of the SHA-256 of the canonical JSON of `value`."""
     text = json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, default=str)
-    return hashlib.sha256(text.encode()).hexdigest()[:length]
+    return hashlib.sha256(text.encode(errors="surrogatepass")).hexdigest()[:length]
 
 
 def dump(model: BaseModel) -> dict[str, Any]:

@@ -95,11 +95,11 @@ class Edge(Frozen):
     """Where the value goes."""
     mode: Literal["blocking", "streaming"]
     """``blocking``: the consumer needs the whole value; ``streaming``: it starts with the first chunk."""
-    chunks: int | None = Field(default=None, ge=1)
+    chunks: int | None = Field(default=None, ge=1, le=1024)
     """Streaming only: into how many chunks a batch's value is cut."""
     axis: int = Field(default=0, ge=0)
     """Streaming only: the axis along which chunks are cut and joined."""
-    lookahead: int = Field(default=0, ge=0)
+    lookahead: int = Field(default=0, ge=0, le=1024)
     """Streaming only: how many later chunks the consumer needs before it can work on a chunk."""
 
     @property
@@ -116,7 +116,7 @@ class Edge(Frozen):
 class Repeat(Frozen):
     """A graph that runs several times within a batch."""
 
-    times: int = Field(ge=1)
+    times: int = Field(ge=1, le=10_000)
     """How often."""
     carry: dict[str, str] = Field(default_factory=dict)
     """Output of one iteration -> input of the next."""

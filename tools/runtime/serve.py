@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
+from flashrt.analysis.cost import evaluate_placement
 from flashrt.analysis.deployment import Placement, read_deployment
 from flashrt.analysis.profile import read_profile
 from flashrt.errors import input_error, listed
@@ -101,7 +102,6 @@ def plan_workers(
         place[path] = by_devices.setdefault(numbers, label)
     _refuse_overlaps(by_devices)
     groups = {label: [names[number] for number in numbers] for numbers, label in by_devices.items()}
-    order = _group_orders(placement, by_devices)
     hold_ms: dict[str, float] = {}
     if emulated:
         if profile is None:
@@ -111,6 +111,11 @@ def plan_workers(
             )  # fmt: skip
         times = read_profile(profile, built)
         hold_ms = {path: times.time_ms(path, len(numbers)) for path, numbers in placement.devices.items()}
+        if not placement.order:
+            # What the analysis predicts is the best order; without one in the document, run that.
+            placement = read_deployment(evaluate_placement(built, times, placement).deployment, built)
+    document = placement.document
+    order = _group_orders(placement, by_devices)
     layout = lay_out(
         built.flat, place, groups, order, hold_ms, document.blocking, emulated=emulated,
         interleave=document.interleave is not False,
