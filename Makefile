@@ -51,6 +51,8 @@ check: setup
 bench: setup
 	$(BIN)/python benchmarks/server_start.py
 	$(BIN)/python benchmarks/harness.py
+	$(BIN)/python benchmarks/transport.py
+	$(BIN)/python benchmarks/pipeline.py
 
 soak: setup
 	$(BIN)/python scripts/soak.py --kills 100 --programs 200

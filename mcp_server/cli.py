@@ -52,6 +52,17 @@ def build_parser() -> argparse.ArgumentParser:
     call.add_argument("--describe", action="store_true", help="print the tool's arguments with what they mean")
     _add_workspace(call)
 
+    deploy = commands.add_parser("deploy", help="run a deployment document as a service until it is stopped")
+    deploy.add_argument("document", metavar="DOCUMENT", help="the deployment document")
+    deploy.add_argument("--socket", type=Path, metavar="PATH", help="where clients connect (default: in .flashrt)")
+    deploy.add_argument("--devices", metavar="LEASE|NAMES", help="a lease, or cpu-0,cpu-1 (default: lease some)")
+    deploy.add_argument("--inputs", metavar="FILE.py:FUNCTION", help="send these items and stop, instead of waiting")
+    deploy.add_argument("--count", type=int, default=20, help="with --inputs: how many items (default: 20)")
+    deploy.add_argument("--seed", type=int, default=0, help="with --inputs: the function's seed (default: 0)")
+    deploy.add_argument("--period-ms", type=float, help="with --inputs: one item a period (default: at once)")
+    deploy.add_argument("--trace", type=Path, metavar="FILE", help="write a Perfetto trace of what was done")
+    _add_workspace(deploy)
+
     commands.add_parser("doctor", help="say what works on this machine and what to install")
     return parser
 
@@ -81,6 +92,11 @@ def main(argv: Sequence[str] | None = None) -> int:
             return 0
         if options.command == "call":
             return _call(options.tool, options.arguments, options.workspace)
+        if options.command == "deploy":
+            from flashrt.mcp_server.deploy import DeployOptions, run_deploy
+
+            given = {key: value for key, value in vars(options).items() if key != "command"}
+            return run_deploy(DeployOptions(**given))
         if options.command == "doctor":
             from flashrt.mcp_server.doctor import run_doctor
 

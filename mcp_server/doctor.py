@@ -17,6 +17,8 @@ PACKAGES: tuple[tuple[str, str, str, str], ...] = (
     ("diffusers", "diffusers", "the shipped applications", "pip install 'flashrt[apps]'"),
     ("transformers", "transformers", "the shipped applications", "pip install 'flashrt[apps]'"),
     ("nvidia-ml-py", "pynvml", "inventory of NVIDIA GPUs", "pip install flashrt"),
+    ("iceoryx2", "iceoryx2", "transport: iceoryx2", "pip install 'flashrt[iceoryx2]'"),
+    ("ray", "ray", "cluster: ray", "pip install 'flashrt[ray]'"),
     ("amdsmi", "amdsmi", "inventory of AMD GPUs", "install ROCm's amdsmi, on AMD hosts only"),
 )
 
@@ -63,6 +65,9 @@ def _host() -> Table:
     shared = shutil.disk_usage("/dev/shm") if os.path.isdir("/dev/shm") else None
     table.add_row("cores that may be used", str(len(os.sched_getaffinity(0))))
     table.add_row("shared memory", f"{shared.free / 2**30:.1f} GiB free" if shared else "no /dev/shm")
-    table.add_row("transport between stages", "Unix sockets between the workers of a deployment")
+    also = (
+        "; iceoryx2 too" if importlib.util.find_spec("iceoryx2") else "; pip install 'flashrt[iceoryx2]' for iceoryx2"
+    )
+    table.add_row("transport between stages", f"shared memory (memfd) and eventfd{also}")
     table.add_row("git (isolated variants as worktrees)", shutil.which("git") or "absent: folders are copied")
     return table

@@ -13,10 +13,19 @@ import uuid
 from dataclasses import dataclass
 from pathlib import Path
 
+import yaml
+
 TOY = Path(__file__).parents[1] / "toy"
 MARK = "FLASHRT_KILL_ROUND"
-LIMIT_S = 10.0
-ROLES = {"flashrt.bench.host": "host", "flashrt.runtime.worker": "worker"}
+LIMIT_S = 5.0
+ROLES = {
+    "flashrt.bench.host": "host",
+    "flashrt.runtime.worker": "worker",
+    "flashrt.gpu.keeper": "keeper",
+    "flashrt.mcp_server": "service",
+}
+DEPLOY = ["-m", "flashrt.mcp_server", "deploy"]
+FEED = ["--inputs", "inputs.py:batches", "--count", "2000", "--period-ms", "5"]
 HARNESS = """
 import sys
 from pathlib import Path
@@ -62,21 +71,33 @@ def shared_memory() -> set[str]:
 
 
 def kill_one(folder: Path, seed: int) -> Round:
-    """Run the split toy deployment in `folder` from a harness of its own and kill one of its processes."""
+    """Run the split toy deployment in `folder` and kill one of its processes at a random moment.
+
+    It runs as a system under a harness of its own, or as a service with leased devices; over either transport.
+    """
     generator = random.Random(seed)
     workspace = folder / "toy"
     if not workspace.exists():
         shutil.copytree(TOY, workspace, ignore=shutil.ignore_patterns("__pycache__"))
-    mark, memory = uuid.uuid4().hex, shared_memory()
-    wanted, after_s = generator.choice(["harness", "host", "worker", "worker"]), generator.uniform(0, 2.5)
-    harness = subprocess.Popen(
-        [sys.executable, "-P", "-c", HARNESS], cwd=workspace, env={**os.environ, MARK: mark, "OMP_NUM_THREADS": "1"},
+    transport = generator.choice(["shared_memory", "iceoryx2"])
+    document = yaml.safe_load((TOY / "split.yaml").read_text())
+    (workspace / "split.yaml").write_text(yaml.safe_dump({**document, "transport": transport}))
+    mark, memory, after_s = uuid.uuid4().hex, shared_memory(), generator.uniform(0, 2.5)
+    if generator.random() < 0.5:
+        wanted, command = generator.choice(["harness", "host", "worker", "worker"]), ["-c", HARNESS]
+    else:
+        wanted, command = generator.choice(["service", "keeper", "worker", "worker"]), [*DEPLOY, "split.yaml", *FEED]
+    leases = folder / "leases"
+    leases.mkdir(exist_ok=True)
+    environment = {**os.environ, MARK: mark, "OMP_NUM_THREADS": "1", "FLASHRT_LEASE_DIR": str(leases)}
+    first = subprocess.Popen(
+        [sys.executable, "-P", *command], cwd=workspace, env=environment,
         stdout=subprocess.PIPE, stderr=subprocess.PIPE,
     )  # fmt: skip
     problems = []
     try:
-        assert harness.stdout is not None
-        harness.stdout.readline()
+        assert first.stdout is not None
+        first.stdout.readline()
         time.sleep(after_s)
         there = marked_processes(mark)
         # Early on the wanted one may not have started yet: then whoever is there.
@@ -85,13 +106,14 @@ def kill_one(folder: Path, seed: int) -> Round:
         os.kill(victim, signal.SIGKILL)
         begin = time.monotonic()
         try:
-            _, said = harness.communicate(timeout=LIMIT_S)
+            _, said = first.communicate(timeout=LIMIT_S)
         except subprocess.TimeoutExpired:
-            problems.append(f"the harness hangs for {LIMIT_S:.0f} s")
+            problems.append(f"the {wanted}'s first process hangs for {LIMIT_S:.0f} s")
             said = b""
-        if victim != harness.pid and harness.returncode == 0:
-            problems.append("the harness saw nothing")
-        if victim != harness.pid and b"InputError" not in said and not problems:
+        if victim != first.pid and first.returncode == 0:
+            problems.append("nobody saw it")
+        named = b"InputError" in said or b"flashrt deploy: " in said
+        if victim != first.pid and not named and not problems:
             problems.append(f"no error that names what broke: {said.decode(errors='replace')[-300:]}")
         while (left := marked_processes(mark)) and time.monotonic() < begin + LIMIT_S:
             time.sleep(0.01)
@@ -99,8 +121,18 @@ def kill_one(folder: Path, seed: int) -> Round:
             problems.append(f"left after {LIMIT_S:.0f} s: {sorted(left.values())}")
         if shared_memory() - memory:
             problems.append(f"left in shared memory: {sorted(shared_memory() - memory)}")
-        return Round(there[victim], after_s, time.monotonic() - begin, tuple(problems))
+        if held := held_devices(environment):
+            problems.append(f"still leased: {held}")
+        return Round(f"{there[victim]} ({transport})", after_s, time.monotonic() - begin, tuple(problems))
     finally:
         for number in marked_processes(mark):
             os.kill(number, signal.SIGKILL)
-        harness.communicate()
+        first.communicate()
+
+
+def held_devices(environment: dict[str, str]) -> str:
+    """Return what is leased, as a new process sees it."""
+    code = "from flashrt import gpu; print(*[lease.holder for lease in gpu.holders()])"
+    return subprocess.run(
+        [sys.executable, "-P", "-c", code], env=environment, capture_output=True, text=True, check=True
+    ).stdout.strip()

@@ -108,6 +108,7 @@ class ProgramMaker:
 
     def __init__(self, seed: int) -> None:
         self.random = random.Random(seed)
+        self.widths = random.Random(f"degrees {seed}")
         self.chunks = self.random.choice([2, 3, 4])
         self.table: dict[str, tuple[Any, ...]] = {}
         self.states: dict[str, dict[str, Any]] = {}
@@ -129,7 +130,9 @@ class ProgramMaker:
         else:
             kind = (self.random.choice(["elementwise", "whole"]), salt, states)
         self.table[name] = kind
-        return {"op": name, "reads": states, "writes": states}
+        # Every rank computes all of it: such an op is the same on any number of devices.
+        degrees = [1, 2] if self.widths.random() < 0.8 else [1]
+        return {"op": name, "reads": states, "writes": states, "degrees": degrees}
 
     def repeated(self, name: str) -> None:
         """Add a repeated graph with input x, output y, a carry, per-iteration states and an initial op."""
@@ -201,7 +204,7 @@ class ProgramMaker:
             lookahead = 1 if kind == "window" and streams else 0
             nodes[name] = self.operation(name, len(chosen), streams_in=streams, streams_out=True)
             if lookahead:
-                nodes[name] = {"op": name}
+                nodes[name] = {"op": name, "degrees": [1, 2]}
                 self.states.pop(f"w{name}", None)
                 self.table[name] = ("window", self.table[name][1], [], lookahead)
             gates = streams and not lookahead and len(chosen) == 2 and self.random.random() < 0.5
@@ -237,8 +240,12 @@ class ProgramMaker:
         return [f"{e['from']} -> {e['to']}" for e in edges if e["mode"] == "streaming"]
 
 
-def draw_deployment(seed: int, paths: list[str], states: dict[str, set[str]], streaming: list[str]) -> dict[str, Any]:
-    """Return a deployment of operations on one to three CPU devices; operations that share a state stay together.
+def draw_deployment(
+    seed: int, paths: list[str], states: dict[str, set[str]], streaming: list[str], wide: set[str]
+) -> dict[str, Any]:
+    """Return a deployment of operations on one to three groups of CPU devices; one of them may have two devices.
+
+    Operations that share a state stay together.
 
     Parameters
     ----------
@@ -246,6 +253,8 @@ def draw_deployment(seed: int, paths: list[str], states: dict[str, set[str]], st
         Operation paths in an order that respects the dataflow.
     states
         Operation path -> the state instances that it uses.
+    wide
+        Operations that can run on two devices.
     """
     generator = random.Random(seed)
     groups = {name: [number] for number, name in enumerate("abc"[: generator.choice([1, 2, 2, 3])])}
@@ -256,6 +265,10 @@ def draw_deployment(seed: int, paths: list[str], states: dict[str, set[str]], st
         place[path] = known[0] if known else generator.choice(list(groups))
         home.update(dict.fromkeys(states[path], place[path]))
     used = {name: numbers for name, numbers in groups.items() if name in place.values()}
+    widths = random.Random(f"groups {seed}")
+    can_be_wide = [name for name in used if wide.issuperset(path for path in paths if place[path] == name)]
+    if can_be_wide and widths.random() < 0.5:
+        used[widths.choice(can_be_wide)].append(len(groups))
     document: dict[str, Any] = {
         "schema": "flashrt/deployment@1",
         "program": "program.yaml",

@@ -97,7 +97,7 @@ def write_faulty(folder: Path, fault: str) -> None:
         ("dies", r"group 'b' \(q on cpu-1\).*signal SIGKILL"),
         ("kills-host", r"system 'it.yaml'.*the process ended with signal SIGKILL"),
         ("wrong-port", r"group 'b'.*batch 3, operation 'q'.*only 'why'"),
-        ("no-value", r"group 'b'.*batch 3, q.y -> y.*object"),
+        ("no-value", r"group 'b'.*batch 3, operation 'q', port 'y'.*object"),
         ("forks-and-dies", r"group 'b'.*signal SIGKILL"),
         ("closes-all-descriptors", r"group 'b'|system 'it.yaml'"),
     ],

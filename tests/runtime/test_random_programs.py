@@ -26,7 +26,8 @@ def test_a_deployment_puts_out_what_the_interpreter_does(tmp_path: Path, seed: i
     streaming = ProgramMaker(seed).make(tmp_path)
     built = build_file(tmp_path / "program.yaml")
     paths = [operation.path for operation in built.flat.operations]
-    deployment = draw_deployment(seed, paths, states_of(built), streaming)
+    wide = {operation.path for operation in built.flat.operations if 2 in operation.degrees}
+    deployment = draw_deployment(seed, paths, states_of(built), streaming, wide)
     (tmp_path / "deployment.yaml").write_text(yaml.safe_dump(deployment, sort_keys=False))
     items = read_inputs("inputs.py:batches", tmp_path, seed, NUM_BATCHES)
     want, notes = interpret(built.flat, tmp_path, items)

@@ -17,8 +17,9 @@ the whole of u, taking turns would deadlock, and op after op is right. `device_s
 An event-driven operation counts as run once a batch, with consumers that wait for it, unless a `Variation` says that
 they go on with its last value.
 
-Batches follow each other in order on every device: interleaving different batches (a modulo schedule) is not in this
-graph.
+Batches follow each other in order on every device, unless the deployment staggers operations: in its cycle j a device
+runs an operation of stagger n for batch j − n. An arc of its order from u to v then has the height n_u − n_v, which may
+be negative (v of a batch waits for u of a later one), and one more where the cycle wraps around.
 
 Source: ``spec/cost-model.md``, "Going past the bounds", "Streaming edges", "State gives the λ edges".
 """
@@ -27,7 +28,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from flashrt.analysis.deployment import Placement
@@ -136,6 +137,7 @@ def build_constraints(
         The profile lacks a time at a placed degree, or its chunk shares do not fit.
     """
     variation = variation or Variation()
+    variation = replace(variation, asynchronous=variation.asynchronous | placement.asynchronous)
     flat = built.flat
     blocking = frozenset(placement.document.blocking)
     flows = [flow for flow in flat.dataflow if flow.source not in variation.asynchronous or flow.target == OUTPUT]
@@ -186,7 +188,7 @@ def build_constraints(
             declared = flat.program.graphs[flat.program.entry].outputs[flow.target_port].shape
             outputs.append(OutputParts(flow.target_port, numbers, len(declared or ())))
             continue
-        lag = _lag(profile, placement, flow.source, flow.target, flow_bytes(flat, flow), num_chunks if chunked else 1)
+        lag = flow_lag(built, profile, placement, flow)
         if chunked:
             streams.add((flow.source, flow.target))
             for chunk in range(num_chunks):
@@ -210,6 +212,13 @@ def build_constraints(
         tuple(parts), tuple(times), first, counts, tuple(arcs), tuple(sorted(entries)), tuple(outputs),
         frozenset(streams), placement,
     )  # fmt: skip
+
+
+def flow_lag(built: BuiltProgram, profile: Profile, placement: Placement, flow: Dataflow) -> int:
+    """Return how long a value on `flow`, or one chunk of it, is under way between devices, in ticks."""
+    _, num_chunks, chunked = flow_chunks(flow, placement.document.blocking)
+    pieces = num_chunks if chunked else 1
+    return _lag(profile, placement, flow.source, flow.target, flow_bytes(built.flat, flow), pieces)
 
 
 def _lag(
@@ -248,7 +257,8 @@ def device_sequences(
 ) -> dict[int, tuple[int, ...]]:
     """Return the parts of each device in the order in which it runs them for a batch.
 
-    With `interleave`, neighbours that stream to each other take turns; otherwise it runs op after op.
+    With `interleave`, neighbours that stream to each other take turns, if both work on the same batch; otherwise it
+    runs op after op.
     """
     ancestors = ancestor_parts(constraints) if interleave and constraints.streams else []
     sequences: dict[int, tuple[int, ...]] = {}
@@ -263,8 +273,10 @@ def device_sequences(
 def _runs(constraints: Constraints, operations: Sequence[str], *, interleave: bool) -> list[list[str]]:
     """Cut an order into stretches in which each operation takes a stream from an earlier one of the stretch."""
     runs: list[list[str]] = []
+    stagger = constraints.placement.stagger
     for path in operations:
-        if interleave and runs and any((source, path) in constraints.streams for source in runs[-1]):
+        together = interleave and runs and stagger.get(path, 0) == stagger.get(runs[-1][-1], 0)
+        if together and any((source, path) in constraints.streams for source in runs[-1]):
             runs[-1].append(path)
         else:
             runs.append([path])
@@ -285,11 +297,17 @@ def _take_turns(constraints: Constraints, run: Sequence[str], ancestors: Sequenc
 
 
 def resource_arcs(constraints: Constraints, sequences: Mapping[int, Sequence[int]]) -> list[Arc]:
-    """Return the arcs of the devices' cyclic orders: next part in this batch, first part in the next."""
+    """Return the arcs of the devices' cyclic orders: next part in this cycle, first part in the next.
+
+    *Source*: ``spec/cost-model.md``, "Going past the bounds"; heights shifted by the deployment's staggers.
+    """
     arcs = []
+    stagger = constraints.placement.stagger
+    shifts = [stagger.get(part.operation, 0) for part in constraints.parts]
     for device, sequence in sequences.items():
         for index, part in enumerate(sequence):
             wraps = index + 1 == len(sequence)
             follower = sequence[0] if wraps else sequence[index + 1]
-            arcs.append(Arc(part, follower, constraints.times[part], int(wraps), 0, "device", f"device {device}"))
+            height = int(wraps) + shifts[part] - shifts[follower]
+            arcs.append(Arc(part, follower, constraints.times[part], height, 0, "device", f"device {device}"))
     return arcs

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -46,10 +46,28 @@ class Deployment(Frozen):
     """Edges (``dit.latents -> vae.latents``) that stream in the program but are run whole here."""
     interleave: bool | None = None
     """Whether a device takes turns between operations that stream to each other; absent: whichever is better."""
+    stagger: dict[str, Annotated[int, Field(ge=0, le=1000)]] = Field(default_factory=dict)
+    """Node or operation -> n: in its cycle j a device runs it for batch j - n, so that batches interleave."""
     profile: str | None = None
     """Emulated devices: the profile whose times they take; a path or an id."""
     config: dict[str, Any] = Field(default_factory=dict)
     """Options handed to the operations."""
+    asynchronous: tuple[str, ...] = ()
+    """Event-driven nodes that run beside the batches: their consumers take the last value instead of waiting."""
+    tiles: dict[str, Annotated[int, Field(ge=1)]] = Field(default_factory=dict)
+    """Node -> into how many tiles its ranks cut its value; one of the node's `tiles`, and its group's size."""
+    nan: Literal["refuse", "pass"] = "refuse"
+    """What happens when an operation puts out a NaN: the run ends and names it, or the value travels on."""
+    operation_timeout_s: Annotated[FiniteFloat, Field(gt=0, le=86400)] = 300.0
+    """How long one call of an operation may take before the run ends and names it, in seconds."""
+    in_flight: Annotated[int, Field(ge=1, le=1000)] | None = None
+    """How many batches may be in flight; absent: as many as fill every group."""
+    transport: Literal["auto", "shared_memory", "iceoryx2"] = "auto"
+    """What carries values between processes of one host."""
+    spin_us: Annotated[FiniteFloat, Field(ge=0, le=1e6)] = 0.0
+    """How long a worker looks for its next value before it sleeps, in µs; takes a whole core while it does."""
+    cluster: Literal["ray"] | None = None
+    """Where the workers run: absent, on this host; ``ray``, on the nodes of a Ray cluster."""
 
 
 @dataclass(frozen=True)
@@ -61,6 +79,10 @@ class Placement:
     """Operation path -> its group's devices, rank 0 first."""
     order: dict[int, tuple[str, ...]]
     """Device -> operation paths, for the devices whose order the document gives."""
+    asynchronous: frozenset[str] = frozenset()
+    """Operations whose consumers take their last value."""
+    stagger: dict[str, int] = field(default_factory=dict)
+    """Operation -> by how many batches its device runs it later than its cycle; those at 0 are left out."""
 
     @property
     def num_devices(self) -> int:
@@ -106,13 +128,19 @@ def read_deployment(source: Path | Mapping[str, Any] | Deployment, built: BuiltP
     findings = [*_check_program(document, built, noun), *_check_groups(document, noun)]
     devices, placing = _resolve_places(document, built, noun)
     findings += placing
-    findings += _check_degrees(document, built, devices, noun)
+    tiled, tiling = _resolve_tiles(document, built, devices, noun)
+    findings += tiling
+    findings += _check_degrees(document, built, devices, noun, tiled)
     order, ordering = _resolve_order(document, built, devices, noun)
     findings += ordering
     findings += _check_blocking(document, built, noun)
+    asynchronous, events = _resolve_asynchronous(document, built, devices, noun)
+    findings += events
+    stagger, staggering = _resolve_stagger(document, built, devices, noun)
+    findings += staggering
     if findings:
         raise InputError(findings)
-    return Placement(document, devices, order)
+    return Placement(document, devices, order, asynchronous, stagger)
 
 
 def with_order(placement: Placement, order: Mapping[int, tuple[str, ...]], *, interleave: bool | None) -> Deployment:
@@ -188,12 +216,16 @@ def _resolve_places(
 
 
 def _check_degrees(
-    document: Deployment, built: BuiltProgram, devices: Mapping[str, tuple[int, ...]], noun: str
+    document: Deployment,
+    built: BuiltProgram,
+    devices: Mapping[str, tuple[int, ...]],
+    noun: str,
+    tiled: Mapping[str, int],
 ) -> list[Finding]:
     findings = []
     for operation in built.flat.operations:
         degree = len(devices.get(operation.path, ()))
-        if not degree or degree in operation.degrees:
+        if not degree or degree in operation.degrees or operation.path in tiled:
             continue
         where = f"{noun}, operation '{operation.path}'"
         got = f"a group of {degree}: {list(devices[operation.path])}"
@@ -265,4 +297,116 @@ def _check_blocking(document: Deployment, built: BuiltProgram, noun: str) -> lis
                 RETRY, rule="unknown-edge", nearest=nearest(label, streaming))
         for label in document.blocking
         if label not in streaming
+    ]  # fmt: skip
+
+
+def _resolve_tiles(
+    document: Deployment, built: BuiltProgram, devices: Mapping[str, tuple[int, ...]], noun: str
+) -> tuple[dict[str, int], list[Finding]]:
+    """Return operation -> number of tiles."""
+    findings: list[Finding] = []
+    tiled: dict[str, int] = {}
+    for name, count in document.tiles.items():
+        where = f"{noun}, tiles, '{name}'"
+        found, unknown = _find_named(built, name, where)
+        findings += unknown
+        for path in found:
+            allowed = built.flat.by_path[path].tiles
+            if count not in allowed:
+                findings.append(
+                    Finding(where, f"one of the tile counts that the node declares: {listed(allowed) or 'none'}",
+                            f"{count}", f"change it, or the node's 'tiles' if the op can do it; {RETRY}",
+                            rule="tile-count")
+                )  # fmt: skip
+            elif path in devices and len(devices[path]) != count:
+                findings.append(
+                    Finding(where, f"a group of {count} devices, one a tile", f"{list(devices[path])}",
+                            f"change the group or the count; {RETRY}", rule="tile-group")
+                )  # fmt: skip
+            tiled[path] = count
+    for operation in built.flat.operations:
+        alike = [
+            path for path, count in tiled.items()
+            if built.flat.by_path[path].op == operation.op and devices.get(path) == devices.get(operation.path)
+            and count != tiled.get(operation.path)
+        ]  # fmt: skip
+        if alike:
+            findings.append(
+                Finding(f"{noun}, tiles", "operations with the same op in one group cut alike",
+                        f"'{operation.path}' and '{alike[0]}' are not", f"name both, or place them apart; {RETRY}",
+                        rule="tile-mixed")
+            )  # fmt: skip
+            break
+    return tiled, findings
+
+
+def _resolve_asynchronous(
+    document: Deployment, built: BuiltProgram, devices: Mapping[str, tuple[int, ...]], noun: str
+) -> tuple[frozenset[str], list[Finding]]:
+    """Return the operations that run beside the batches."""
+    findings: list[Finding] = []
+    asynchronous: set[str] = set()
+    for name in document.asynchronous:
+        where = f"{noun}, asynchronous, '{name}'"
+        found, unknown = _find_named(built, name, where)
+        findings += unknown
+        asynchronous |= set(found)
+        findings += [
+            Finding(where, "a node with event_driven: true", f"'{path}' has not", f"declare it, or remove it; {RETRY}",
+                    rule="not-event-driven")
+            for path in found
+            if not built.flat.by_path[path].event_driven
+        ]  # fmt: skip
+    for path in sorted(asynchronous & devices.keys()):
+        beside = [
+            other for other in devices if other not in asynchronous and set(devices[other]) & set(devices[path])
+        ]  # fmt: skip
+        if beside:
+            findings.append(
+                Finding(f"{noun}, asynchronous, '{path}'", "devices of its own",
+                        f"it shares them with {listed(beside)}",
+                        f"place it in a group of its own; {RETRY}", rule="asynchronous-shares")
+            )  # fmt: skip
+    return frozenset(asynchronous), findings
+
+
+def _resolve_stagger(
+    document: Deployment, built: BuiltProgram, devices: Mapping[str, tuple[int, ...]], noun: str
+) -> tuple[dict[str, int], list[Finding]]:
+    """Return operation -> its stagger, where that is not 0; the operation's own name wins, then the longest."""
+    findings: list[Finding] = []
+    for name in document.stagger:
+        findings += _find_named(built, name, f"{noun}, stagger, '{name}'")[1]
+    stagger: dict[str, int] = {}
+    for path in (operation.path for operation in built.flat.operations):
+        values = {document.stagger[pattern] for pattern in best_patterns(document.stagger, path)}
+        if len(values) > 1:
+            findings.append(
+                Finding(f"{noun}, stagger, operation '{path}'", "one number of batches",
+                        f"{listed(best_patterns(document.stagger, path))}, equally specific, differ",
+                        f"name the operation by its path; {RETRY}", rule="staggered-twice")
+            )  # fmt: skip
+        elif values and (number := values.pop()):
+            stagger[path] = number
+    if stagger:
+        ordered = document.order or {}
+        for device in sorted({device for group in devices.values() for device in group} - set(ordered)):
+            mine = [path for path, group in devices.items() if device in group]
+            if len({stagger.get(path, 0) for path in mine}) > 1:
+                findings.append(
+                    Finding(f"{noun}, order, device {device}", "an order, because its operations have unlike staggers",
+                            f"none for {listed(mine)}", f"write it, or take away 'stagger'; {RETRY}",
+                            rule="stagger-order")
+                )  # fmt: skip
+    return stagger, findings
+
+
+def _find_named(built: BuiltProgram, name: str, where: str) -> tuple[list[str], list[Finding]]:
+    found = find_operations(built.flat, name)
+    if found:
+        return list(found), []
+    paths = list(built.flat.by_path)
+    return [], [
+        Finding(where, f"a node or operation path; there are {listed(paths)}", "no operation of this program", RETRY,
+                rule="unknown-operation", nearest=nearest(name, paths))
     ]  # fmt: skip

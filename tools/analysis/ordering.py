@@ -5,8 +5,8 @@ node of the search is H with the arcs of the pairs decided so far, so its larges
 bound every completion. Where the search is cut, exchanges of neighbours improve the best order seen and the proof
 says ``heuristic``.
 
-Only orders within a batch are searched; orders that interleave different batches (modulo schedules) belong to the
-search over deployments.
+Only orders within a batch are searched; orders that interleave different batches (modulo schedules, a deployment's
+`stagger`) are taken as given: they belong to the search over deployments (`flashrt.analysis.search`).
 """
 
 from __future__ import annotations
@@ -288,6 +288,8 @@ def find_order(
         The given orders contradict the dataflow.
     """
     document, given = constraints.placement.document, constraints.placement.order
+    if constraints.placement.stagger:
+        return _staggered(constraints, frames_per_batch)
     search = _Search(constraints, frames_per_batch, document.interleave, node_limit)
     search.node_limit = limit_nodes(node_limit, work, len(search.pairs) + len(constraints.parts))
     before = search.dataflow_closure()
@@ -309,3 +311,13 @@ def find_order(
         assert search.refused is not None
         raise search.refused
     return search.best if whole else replace(search.best, proof="heuristic")
+
+
+def _staggered(constraints: Constraints, frames_per_batch: int | None) -> Ordered:
+    """Return the figures of a placement with staggers, whose devices with several of them have given orders.
+
+    A device whose operations are staggered alike and that has no order keeps the program's.
+    """
+    placement = constraints.placement
+    order = {device: placement.order.get(device, paths) for device, paths in placement.by_device.items()}
+    return apply_order(constraints, order, placement.document.interleave, frames_per_batch, "given")

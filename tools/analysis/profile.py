@@ -55,6 +55,9 @@ def _spell_times(value: Any) -> Any:
 
 Degree = Annotated[int, Field(ge=1, strict=True)]
 TimesByDegree = Annotated[dict[Degree, Milliseconds], BeforeValidator(_spell_times)]
+MemoryByDegree = (
+    Annotated[int, Field(ge=0)] | Annotated[dict[Degree, Annotated[int, Field(ge=0)]], BeforeValidator(_spell_times)]
+)
 SamplesByDegree = Annotated[dict[Degree, tuple[Milliseconds, ...]], BeforeValidator(_spell_times)]
 
 
@@ -83,8 +86,8 @@ class Profile(Frozen):
     """Operation path or glob -> shares of its chunks: one each, or three for first, middle and last; default: equal."""
     transfer: Transfer = Field(default_factory=Transfer)
     """Lags between operations on different devices."""
-    memory: dict[str, Annotated[int, Field(ge=0)]] = Field(default_factory=dict)
-    """Operation path or glob -> bytes on each device that runs it."""
+    memory: dict[str, MemoryByDegree] = Field(default_factory=dict)
+    """Operation path or glob -> bytes on each device that runs it: one number, or one by degree."""
     provenance: Literal["measured", "declared", "inferred", "predicted"]
     """Where the figures came from; every result that uses them repeats it."""
     samples: dict[str, SamplesByDegree] | None = None
@@ -145,6 +148,31 @@ class Profile(Frozen):
         (value,) = found
         assert value is not None
         return value
+
+    def memory_bytes(self, operation: str, degree: int) -> int:
+        """Return what `operation` takes on each of `degree` devices, in bytes; 0 where the profile does not say.
+
+        Of equally specific patterns the largest number counts.
+
+        Raises
+        ------
+        InputError
+            The profile has its memory by degree, and not for this one.
+        """
+        largest = 0
+        for pattern in best_patterns(self.memory, operation):
+            given = self.memory[pattern]
+            if isinstance(given, int):
+                largest = max(largest, given)
+            elif degree in given:
+                largest = max(largest, given[degree])
+            else:
+                raise input_error(
+                    f"profile, memory of '{pattern}', degree {degree}", f"bytes; it has degrees {listed(given)}",
+                    "none at this degree", f"declare it, or one number for all degrees; {RETRY}",
+                    rule="no-memory-at-degree",
+                )  # fmt: skip
+        return largest
 
     def _times(self, operation: str) -> dict[int, float]:
         merged: dict[int, float] = {}

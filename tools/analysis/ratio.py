@@ -15,7 +15,7 @@ from typing import Protocol
 
 
 class WeightedArc(Protocol):
-    """An arc of the graph: nodes are numbers from 0, weights integers, heights 0 or more."""
+    """An arc of the graph: nodes are numbers from 0, weights and heights integers; every cycle's height is positive."""
 
     @property
     def source(self) -> int:
@@ -31,7 +31,7 @@ class WeightedArc(Protocol):
 
     @property
     def height(self) -> int:
-        """How many batches later the target is."""
+        """How many batches later the target is; negative where it works on a batch before the source's."""
 
 
 @dataclass(frozen=True)
@@ -68,12 +68,39 @@ class Walks:
         return found[::-1]
 
 
+def level_heights(num_nodes: int, arcs: Sequence[WeightedArc]) -> tuple[list[int], list[int] | None]:
+    """Return heights without negative ones and with the same sum over every cycle, or a cycle of negative height.
+
+    Counting each node's batches from another one shifts the heights of its arcs; the shifts are the shortest walks.
+    """
+    heights = [arc.height for arc in arcs]
+    if min(heights, default=0) >= 0:
+        return heights, None
+    shifts = [0] * num_nodes
+    parents: list[int | None] = [None] * num_nodes
+    changed = True
+    while changed:
+        changed = False
+        for number, arc in enumerate(arcs):
+            if shifts[arc.source] + arc.height < shifts[arc.target]:
+                shifts[arc.target] = shifts[arc.source] + arc.height
+                parents[arc.target] = number
+                changed = True
+        cycle = _cycle_of_parents(arcs, parents) if changed else None
+        if cycle is not None:
+            return heights, cycle
+    return [arc.height + shifts[arc.source] - shifts[arc.target] for arc in arcs], None
+
+
 def topological_positions(num_nodes: int, arcs: Sequence[WeightedArc]) -> list[int] | None:
     """Return each node's place in an order that respects the arcs of height 0, or None when these have a cycle."""
     following: list[list[int]] = [[] for _ in range(num_nodes)]
     waiting = [0] * num_nodes
-    for arc in arcs:
-        if arc.height == 0:
+    heights, below = level_heights(num_nodes, arcs)
+    if below is not None:
+        return None
+    for arc, height in zip(arcs, heights, strict=True):
+        if height == 0:
             following[arc.source].append(arc.target)
             waiting[arc.target] += 1
     ready = [node for node in range(num_nodes) if waiting[node] == 0]
@@ -91,10 +118,13 @@ def topological_positions(num_nodes: int, arcs: Sequence[WeightedArc]) -> list[i
 
 
 def find_zero_cycle(num_nodes: int, arcs: Sequence[WeightedArc]) -> list[int] | None:
-    """Return the arc numbers of a cycle of height 0, which means deadlock, or None."""
+    """Return the arc numbers of a cycle of height 0 or less, which means deadlock, or None."""
     outgoing: list[list[int]] = [[] for _ in range(num_nodes)]
+    heights, below = level_heights(num_nodes, arcs)
+    if below is not None:
+        return below
     for number, arc in enumerate(arcs):
-        if arc.height == 0:
+        if heights[number] == 0:
             outgoing[arc.source].append(number)
     state = [0] * num_nodes
     for root in range(num_nodes):

@@ -60,7 +60,8 @@ def simulate(
     Parameters
     ----------
     device_parts
-        Device -> (operation, chunk from 0) in the order in which it runs them for every batch.
+        Device -> (operation, chunk from 0) in the order in which it runs them in every cycle: for the cycle's own
+        batch, or for an earlier one where the placement staggers them.
     period_ms
         Batch j is ready at (j + 1) periods.
 
@@ -121,7 +122,7 @@ def simulate(
     for part, sources_of in needs.items():
         for batches, source, ticks in sources_of:
             users[source].append((batches, part, ticks))
-    done = _run_events(times, users, needs, arrivals, placement.devices, device_parts, period, num_batches)
+    done = _run_events(times, users, needs, arrivals, placement, device_parts, period, num_batches)
 
     frames = profile.frames_per_batch or max((len(parts) for parts in shown), default=1)
     d0, latency = [], []
@@ -150,11 +151,12 @@ def _run_events(
     users: Mapping[PartName, list[tuple[int, PartName, int]]],
     needs: Mapping[PartName, list[tuple[int, PartName, int]]],
     arrivals: set[str],
-    devices: Mapping[str, tuple[int, ...]],
+    placement: Placement,
     device_parts: Mapping[int, Sequence[PartName]],
     period: Fraction,
     num_batches: int,
 ) -> dict[Instance, Fraction]:
+    devices, stagger = placement.devices, placement.stagger
     waiting: dict[Instance, int] = {}
     earliest: dict[Instance, Fraction] = {}
     for batch in range(num_batches):
@@ -164,6 +166,7 @@ def _run_events(
             entry = operation in arrivals and chunk == 0
             earliest[instance] = (batch + 1) * period if entry else Fraction(0)
     position = dict.fromkeys(device_parts, 0)
+    longest = max(stagger.values(), default=0)
     free_at = dict.fromkeys(device_parts, Fraction(0))
     done: dict[Instance, Fraction] = {}
     started: set[Instance] = set()
@@ -171,8 +174,14 @@ def _run_events(
 
     def head(device: int) -> Instance | None:
         sequence = device_parts[device]
-        batch, place = divmod(position[device], len(sequence))
-        return (batch, *sequence[place]) if batch < num_batches else None
+        while True:
+            cycle, place = divmod(position[device], len(sequence))
+            batch = cycle - stagger.get(sequence[place][0], 0)
+            if 0 <= batch < num_batches:
+                return (batch, *sequence[place])
+            if cycle > num_batches + longest:
+                return None
+            position[device] += 1
 
     def try_start(instance: Instance | None) -> None:
         if instance is None or instance in started or waiting[instance]:

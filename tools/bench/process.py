@@ -22,7 +22,17 @@ from flashrt.bench.systems import System
 from flashrt.clock import monotonic_ns
 from flashrt.errors import Finding, InputError, input_error
 from flashrt.gpu.exports import mask_devices
-from flashrt.runtime.lifeline import MARK, descendants, exit_words, kill_marked, resident_bytes, wait_exit
+from flashrt.runtime.janitor import remove_files
+from flashrt.runtime.lifeline import (
+    KEEP_MEMORY,
+    MARK,
+    descendants,
+    exit_words,
+    kill_marked,
+    resident_bytes,
+    shared_name,
+    wait_exit,
+)
 from flashrt.runtime.wire import Connection, pack
 
 LOG_TAIL_BYTES = 1500
@@ -32,6 +42,7 @@ ANSWER_S = 1.0
 MAX_BATCH = 10_000_000
 SEND_TIMEOUT_S = 60
 """How long a system may take nothing off its socket before it counts as hung; its reader is FlashRT's own thread."""
+SPAN: dict[str, type] = {"name": str, "device": str, "batch": int, "start_ns": int, "end_ns": int}
 ARRIVALS = {"ready", "output", "batch_done", "done", "failed"}
 
 
@@ -51,10 +62,12 @@ def check_message(message: Mapping[str, Any]) -> None:
     ValueError
         Names the field.
     """
-    kinds: dict[str, dict[str, type | tuple[type, ...]]] = {
+    kinds: dict[str, dict[str, type]] = {
         "output": {"name": str},
         "batch_done": {"batch": int},
-        "span": {"name": str, "device": str, "batch": int, "start_ns": int, "end_ns": int},
+        "span": SPAN,
+        "wait": SPAN,
+        "transfer": {**SPAN, "num_bytes": int},
         "overrun": {"name": str, "batch": int, "over_ns": int},
         "note": {"text": str},
         "at": {"text": str},
@@ -125,7 +138,7 @@ class SystemProcess:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         with theirs:
             try:
-                self._process = self._start(theirs, {**_threads(), **mask, **(environment or {})})
+                self._process = self._start(theirs, {**_settings(), **mask, **(environment or {})})
             except OSError as error:
                 ours.close()
                 raise self._error("not-started", "a process that starts", str(error), log=False) from error
@@ -329,6 +342,7 @@ class SystemProcess:
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(self._process.pid, signal.SIGKILL)
         kill_marked(self._mark)
+        remove_files(shared_name(self._mark))
         self._process.wait()
         self._connection.shutdown()
         for thread in self._threads:
@@ -345,6 +359,7 @@ def _pin(number: int, devices: Sequence[str]) -> None:
             os.sched_setaffinity(number, cores)
 
 
-def _threads() -> dict[str, str]:
+def _settings() -> dict[str, str]:
     # One thread a worker: more change the bits of some models and run slower on a shared host (spec/apps.md).
-    return {name: os.environ.get(name, "1") for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")}
+    threads = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
+    return {name: os.environ.get(name, value) for name, value in {**KEEP_MEMORY, **threads}.items()}

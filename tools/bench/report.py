@@ -11,9 +11,12 @@ import numpy as np
 
 from flashrt.bench.drive import Recorder
 from flashrt.bench.metrics import Attribution, gaps_ms, latencies_ms
+from flashrt.runtime.trace import trace_events
 
 
-def write_trace(path: Path, recorder: Recorder, spans: Sequence[Mapping[str, Any]], attribution: Attribution) -> None:
+def write_trace(
+    path: Path, recorder: Recorder, activities: Sequence[Mapping[str, Any]], attribution: Attribution
+) -> None:
     """Write the Trace Event format that Perfetto and Chrome open; times in µs from the first item sent."""
     origin = min(recorder.sent_ns) if recorder.sent_ns else 0
     events: list[dict[str, Any]] = [
@@ -37,21 +40,7 @@ def write_trace(path: Path, recorder: Recorder, spans: Sequence[Mapping[str, Any
                     "args": {"first_output_ms": (int(visible[0]) - int(due)) / 1e6},
                 }
             )
-    rows = {device: index for index, device in enumerate(sorted({str(span["device"]) for span in spans}), start=1)}
-    for device, row in rows.items():
-        events.append({"ph": "M", "pid": 2, "tid": row, "name": "thread_name", "args": {"name": device}})
-    for span in spans:
-        events.append(
-            {
-                "ph": "X",
-                "pid": 2,
-                "tid": rows[str(span["device"])],
-                "name": span["name"],
-                "ts": (span["start_ns"] - origin) / 1e3,
-                "dur": (span["end_ns"] - span["start_ns"]) / 1e3,
-                "args": {"batch": span["batch"]},
-            }
-        )
+    events += trace_events(activities, origin, 2)
     path.write_text(json.dumps({"traceEvents": events, "displayTimeUnit": "ms"}))
 
 

@@ -31,6 +31,7 @@ from flashrt.bench.settings import RunSettings, check_settings
 from flashrt.bench.systems import System, changed_files, remove_bytecode
 from flashrt.clock import monotonic_ns
 from flashrt.errors import input_error, listed
+from flashrt.runtime.trace import ACTIVITIES, utilisation
 
 MAX_OVERRUN_SHARE = 0.1
 
@@ -44,7 +45,7 @@ class OneRun:
     problems: list[str]
     recorder: Recorder
     start: int
-    spans: list[Mapping[str, Any]]
+    activities: list[Mapping[str, Any]]
     attribution: Attribution
 
 
@@ -249,7 +250,7 @@ def run_once(
         startup_ms = ((process.ready_ns or process.started_ns) - process.started_ns) / 1e6
         usages = [process.usage, *(event for event in process.events if event["kind"] == "usage")]
         peak = max(process.peak_host_bytes, sum(int(usage.get("peak_host_bytes", 0)) for usage in usages))
-        spans = [event for event in process.events if event["kind"] == "span"]
+        activities = [event for event in process.events if event["kind"] in ACTIVITIES]
         device_bytes = sum(int(usage.get("peak_device_bytes") or 0) for usage in usages) or None
     attribution = attribute(recorder)
     lines = attribution.timelines if start < len(recorder.sent_ns) else ()
@@ -263,10 +264,12 @@ def run_once(
     metrics: dict[str, Any] = {"startup_ms": startup_ms, "peak_host_bytes": peak, "peak_device_bytes": device_bytes}
     metrics["client_lag_ms"] = lag_ms(recorder, start)
     metrics |= {f"search_{key}": value for key, value in search.items() if isinstance(value, int | float)}
+    spans = [event for event in activities if event["kind"] == "span"]
     if spans and start < len(recorder.sent_ns):
         end_ns = max(write.at_ns for write in recorder.written)
         metrics["busy_share"] = busy_shares(spans, recorder.sent_ns[start], end_ns)
-    return OneRun(metrics, outputs, problems, recorder, start, spans, attribution)
+        metrics["devices"] = utilisation(activities, recorder.sent_ns[start], end_ns)
+    return OneRun(metrics, outputs, problems, recorder, start, activities, attribution)
 
 
 def judge_emulation(overruns: Sequence[Mapping[str, Any]], num_batches: int) -> list[str]:
@@ -293,7 +296,7 @@ def _write_artifacts(folder: Path, result: Mapping[str, Any], done: Sequence[One
             arrays[f"run{index}_counts_{line.output}"] = line.counts
     np.savez_compressed(samples, **arrays)  # type: ignore[arg-type]
     trace, plot = folder / "trace.json", folder / "plot.png"
-    report.write_trace(trace, done[-1].recorder, done[-1].spans, done[-1].attribution)
+    report.write_trace(trace, done[-1].recorder, done[-1].activities, done[-1].attribution)
     report.write_plot(plot, result, [(run.attribution, run.start) for run in done])
     record = folder / "result.json"
     record.write_text(json.dumps(result, indent=1, default=str))

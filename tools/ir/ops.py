@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.util
 import sys
 import traceback
-from collections.abc import Callable, Mapping, MutableMapping
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
@@ -16,6 +16,10 @@ from flashrt.ir.documents import content_hash
 from flashrt.ir.flatten import FlatProgram
 
 Call = Callable[[Mapping[str, Any], MutableMapping[str, Any]], Any]
+
+
+def _no_loan(port: str, shape: Sequence[int], dtype: Any) -> None:
+    """Lend nothing: the value does not leave the process."""
 
 
 @dataclass(frozen=True)
@@ -33,6 +37,27 @@ class Context:
     group: Any = None
     """The process group of a sequence-parallel operation, or None."""
     seed: int = 0
+    tiles: Mapping[str, int] = field(default_factory=dict)
+    """Op -> into how many tiles the ranks of its group cut its value in space; absent: it is not cut."""
+    loan: Callable[[str, Sequence[int], Any], Any | None] = _no_loan
+
+    def empty(self, port: str, shape: Sequence[int], dtype: Any) -> Any:
+        """Return an uninitialised tensor to write an output of the running operation into.
+
+        Where the output goes to another process, this is the memory that its reader sees: returning the tensor then
+        copies nothing. Once returned it may be read, not written to.
+
+        Parameters
+        ----------
+        port
+            Output port of the operation.
+        shape, dtype
+            As ``torch.empty`` takes them.
+        """
+        import torch
+
+        loaned = self.loan(port, shape, dtype) if self.device == "cpu" else None
+        return torch.empty(tuple(shape), dtype=dtype, device=self.device) if loaned is None else loaned
 
 
 def load_module(path: Path) -> ModuleType:

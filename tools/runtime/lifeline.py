@@ -15,14 +15,25 @@ import traceback
 from contextlib import suppress
 from pathlib import Path
 
+from flashrt.runtime.janitor import SHM, remove_files
+
 MARK = "FLASHRT_SYSTEM"
 """Environment variable that all processes of one system under test carry, wherever they move to."""
 PR_SET_PDEATHSIG = 1
+KEEP_MEMORY = {
+    "MALLOC_MMAP_THRESHOLD_": str(32 << 20),
+    "MALLOC_TRIM_THRESHOLD_": str(4 << 30),
+    "MALLOC_TOP_PAD_": str(64 << 20),
+}
+"""Settings of glibc for processes that run operations: memory that a batch has used is kept for the next.
+
+Without them, tens of megabytes go back to the kernel and come again, page by page, in every batch.
+"""
 MAX_SWEEPS = 20
 
 
-def inherited_socket(number: int) -> socket.socket:
-    """Take over an inherited socket.
+def inherited_descriptor(number: int) -> int:
+    """Take over an inherited descriptor; return its new number.
 
     It moves to a high number, so that user code which closes or reuses low descriptors by accident does not hit it, and
     is not inherited further.
@@ -33,7 +44,12 @@ def inherited_socket(number: int) -> socket.socket:
         os.close(number)
         number = high
     os.set_inheritable(number, False)
-    return socket.socket(fileno=number)
+    return number
+
+
+def inherited_socket(number: int) -> socket.socket:
+    """Take over an inherited socket; see `inherited_descriptor`."""
+    return socket.socket(fileno=inherited_descriptor(number))
 
 
 def die_with_parent(parent: int) -> None:
@@ -52,8 +68,24 @@ def end_system() -> None:
     mark = os.environ.get(MARK)
     if mark:
         kill_marked(mark, keep=os.getpid())
+        remove_files(shared_name(mark))
         os.killpg(os.getpgrp(), signal.SIGKILL)
     os._exit(0)
+
+
+def shared_name(mark: str | None = None) -> str:
+    """Return what a system's files in /dev/shm are called after ``flashrt-``; by default this process's system."""
+    mark = os.environ.get(MARK, "") if mark is None else mark
+    return mark[:12] or f"pid{os.getpid()}"
+
+
+def remove_orphans() -> None:
+    """Remove the files in /dev/shm of systems that have no process any more."""
+    for name in {path.name.split("-")[1] for path in SHM.glob("flashrt-*-*")} - {shared_name()}:
+        number = name.removeprefix("pid")
+        alive = Path(f"/proc/{number}").exists() if number.isdigit() else bool(marked(name))
+        if not alive:
+            remove_files(name)
 
 
 def marked(mark: str) -> list[int]:

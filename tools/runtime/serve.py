@@ -4,16 +4,23 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator, Mapping
+from math import ceil
 from pathlib import Path
 from typing import Any, Protocol
 
-from flashrt.analysis.cost import evaluate_placement
-from flashrt.analysis.deployment import Placement, read_deployment
-from flashrt.analysis.profile import read_profile
+from flashrt.analysis.constraints import build_constraints, flow_lag
+from flashrt.analysis.cost import DeploymentCost, evaluate_placement
+from flashrt.analysis.deployment import Deployment, Placement, read_deployment
+from flashrt.analysis.profile import TICKS_PER_MS, Profile, read_profile
 from flashrt.errors import input_error, listed
-from flashrt.ir.build import BuiltProgram
-from flashrt.runtime.layout import Layout, lay_out
-from flashrt.runtime.supervisor import Supervisor
+from flashrt.ir.build import BuiltProgram, find_operations
+from flashrt.ir.flatten import INPUT, OUTPUT
+from flashrt.runtime.channels.errors import ChannelClosedError
+from flashrt.runtime.launch import Run
+from flashrt.runtime.layout import Emulation, Layout, Strategy, lay_out
+from flashrt.runtime.supervisor import Event, Supervisor
+
+PATIENCE, MIN_PATIENCE_S = 1.5, 0.02
 
 
 class Buffers(Protocol):
@@ -62,18 +69,59 @@ def serve_deployment(
     """
     placement = read_deployment(deployment, built)
     layout, place = plan_workers(built, placement, io.devices, profile)
-    config = {**placement.document.config, **io.config}
-    with Supervisor(program, built.folder, built.flat, place, layout, config, _noting(io)) as supervisor:
+    with start_workers(built, program, placement, layout, place, io.config, _noting(io)) as supervisor:
         io.on_where(supervisor.ask_where)
         supervisor.wait_ready()
         io.ready()
         _Pump(supervisor, io, list(built.program.graphs[built.program.entry].inputs), layout.window).run()
-        for group, usage in supervisor.usage.items():
-            io.note({"kind": "usage", "group": group, **usage})
+        for name, usage in supervisor.usage.items():
+            io.note({"kind": "usage", "group": name, **usage})
+
+
+def start_workers(
+    built: BuiltProgram,
+    program: Path,
+    placement: Placement,
+    layout: Layout,
+    place: Mapping[str, str],
+    config: Mapping[str, Any],
+    on_event: Event,
+) -> Supervisor:
+    """Start the workers of a layout; see `plan_workers`.
+
+    Parameters
+    ----------
+    program
+        The program document's path.
+    config
+        Options that come before the deployment's own.
+
+    Raises
+    ------
+    InputError
+        The transport is not installed, or there is no memory for the channels.
+    """
+    document = placement.document
+    transport = "shared_memory" if document.transport == "auto" else document.transport
+    run = Run(
+        program, built.folder, built.flat, place, layout, {**document.config, **config}, transport, document.spin_us,
+        document.operation_timeout_s, _patience_s(document, layout),
+    )  # fmt: skip
+    if document.cluster == "ray":
+        from flashrt.runtime.cluster import RayLauncher
+
+        return Supervisor(run, on_event, RayLauncher())
+    return Supervisor(run, on_event)
 
 
 def _noting(io: Buffers) -> Any:
     return lambda event: io.note({key: value for key, value in event.items() if key != "value"})
+
+
+def _patience_s(document: Deployment, layout: Layout) -> float:
+    """Return after how long a batch counts as missing: half as long again as the period, where that is known."""
+    period_s = max(layout.period_s, (document.period_ms or 0.0) / 1e3)
+    return max(PATIENCE * period_s, MIN_PATIENCE_S)
 
 
 def plan_workers(
@@ -102,25 +150,44 @@ def plan_workers(
         place[path] = by_devices.setdefault(numbers, label)
     _refuse_overlaps(by_devices)
     groups = {label: [names[number] for number in numbers] for numbers, label in by_devices.items()}
-    hold_ms: dict[str, float] = {}
-    if emulated:
-        if profile is None:
-            raise input_error(
-                "deployment, key 'profile'", "the profile whose times emulated devices take", "nothing",
-                "add profile: PATH to the deployment", rule="no-profile",
-            )  # fmt: skip
+    emulation = None
+    if emulated and profile is None:
+        raise input_error(
+            "deployment, key 'profile'", "the profile whose times emulated devices take", "nothing",
+            "add profile: PATH to the deployment", rule="no-profile",
+        )  # fmt: skip
+    if profile is not None:
         times = read_profile(profile, built)
-        hold_ms = {path: times.time_ms(path, len(numbers)) for path, numbers in placement.devices.items()}
-        if not placement.order:
-            # What the analysis predicts is the best order; without one in the document, run that.
-            placement = read_deployment(evaluate_placement(built, times, placement).deployment, built)
+        cost = evaluate_placement(built, times, placement)
+        # What the analysis predicts is the best order; without one in the document, run that.
+        placement = read_deployment(cost.deployment, built)
+        emulation = _emulate(built, times, placement, cost) if emulated else None
     document = placement.document
-    order = _group_orders(placement, by_devices)
-    layout = lay_out(
-        built.flat, place, groups, order, hold_ms, document.blocking, emulated=emulated,
-        interleave=document.interleave is not False,
+    tiles = {
+        path: count for name, count in document.tiles.items() for path in find_operations(built.flat, name)
+    }  # fmt: skip
+    strategy = Strategy(
+        _group_orders(placement, by_devices), document.blocking, document.interleave is not False,
+        placement.asynchronous, tiles, document.in_flight, document.nan, placement.stagger,
     )  # fmt: skip
-    return layout, place
+    return lay_out(built.flat, place, groups, strategy, emulation), place
+
+
+def _emulate(built: BuiltProgram, profile: Profile, placement: Placement, cost: DeploymentCost) -> Emulation:
+    """Return the times that the analysis counts with, for emulated devices to take."""
+    constraints = build_constraints(built, profile, placement)
+    part_ns = {
+        path: [round(constraints.times[part] * 1e6 / TICKS_PER_MS) for part in constraints.parts_of(path)]
+        for path in constraints.first
+    }
+    lag_ns = {}
+    for number, flow in enumerate(built.flat.dataflow):
+        if flow.source != INPUT and flow.target != OUTPUT:
+            lag = flow_lag(built, profile, placement, flow)
+            if lag:
+                lag_ns[number] = round(lag * 1e6 / TICKS_PER_MS)
+    batches = ceil(cost.latency_ms / cost.t_min_ms) if cost.t_min_ms else 1
+    return Emulation(part_ns, lag_ns, batches, cost.t_min_ms / 1e3)
 
 
 def _group_orders(placement: Placement, by_devices: Mapping[tuple[int, ...], str]) -> dict[str, tuple[str, ...]]:
@@ -189,8 +256,11 @@ class _Pump:
         try:
             for batch, item in enumerate(self._items()):
                 self._free.acquire()
-                self._supervisor.submit(batch, item)
                 self._num_submitted = batch + 1
+                self._supervisor.submit(batch, item)
+        except ChannelClosedError:
+            # A worker has ended; the other thread hears why.
+            return
         except BaseException as error:  # noqa: BLE001 - raised again in the other thread
             self._failed = error
         self._closed.set()

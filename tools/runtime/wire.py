@@ -10,10 +10,10 @@ import json
 import socket
 import struct
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import IO, Any
+from typing import IO, Any, Protocol
 
 import numpy as np
 
@@ -26,6 +26,8 @@ MAX_HEAD_BYTES = 64 << 20
 MAX_BODY_BYTES = 8 << 30
 SMALL_BYTES = 1 << 16
 # NumPy has no such types; their bits travel in an integer type of the same width.
+DeviceEncode = Callable[[Any], dict[str, Any]]
+DeviceDecode = Callable[[Mapping[str, Any]], Any]
 BIT_TYPES = {"bfloat16": "uint16", "float8_e4m3fn": "uint8", "float8_e5m2": "uint8"}
 
 
@@ -51,8 +53,25 @@ class Tensor:
         return self.data
 
 
-def encode(value: Any, buffers: list[memoryview | bytes], where: str = "value") -> Any:
+class Source(Protocol):
+    """Where the bytes of a value's arrays come from when it is decoded, in the order in which they were encoded."""
+
+    def take(self, size: int) -> memoryview:
+        """Return the next `size` bytes."""
+
+    def array(self, data: memoryview, dtype: str, shape: Sequence[int]) -> np.ndarray:
+        """Return an array over `data`, or over a copy of it."""
+
+
+def encode(
+    value: Any, buffers: list[memoryview | bytes], where: str = "value", on_device: DeviceEncode | None = None
+) -> Any:
     """Return the JSON form of `value`; array bytes are appended to `buffers`.
+
+    Parameters
+    ----------
+    on_device
+        Called for a tensor that is not in host memory; returns what describes it. Without it, the tensor is copied.
 
     Raises
     ------
@@ -66,6 +85,8 @@ def encode(value: Any, buffers: list[memoryview | bytes], where: str = "value") 
     if isinstance(value, Tensor):
         return _encode_array("t", value.dtype, value.data, buffers)
     if is_tensor(value):
+        if on_device is not None and value.device.type != "cpu":
+            return {"c": on_device(value)}
         return _encode_tensor(value, buffers, where)
     if is_array(value) or isinstance(value, np.generic):
         array = np.asarray(value)
@@ -78,9 +99,11 @@ def encode(value: Any, buffers: list[memoryview | bytes], where: str = "value") 
         return {"b": len(data)}
     if isinstance(value, list | tuple):
         kind = "l" if isinstance(value, list) else "u"
-        return {kind: [encode(item, buffers, f"{where}[{index}]") for index, item in enumerate(value)]}
+        return {kind: [encode(item, buffers, f"{where}[{index}]", on_device) for index, item in enumerate(value)]}
     if isinstance(value, Mapping):
-        pairs = [[encode(k, buffers, where), encode(v, buffers, f"{where}[{k!r}]")] for k, v in value.items()]
+        pairs = [
+            [encode(k, buffers, where), encode(v, buffers, f"{where}[{k!r}]", on_device)] for k, v in value.items()
+        ]
         return {"d": pairs}
     raise _unknown(where, type(value).__name__)
 
@@ -113,51 +136,63 @@ def _encode_tensor(value: Any, buffers: list[memoryview | bytes], where: str) ->
     return _encode_array("t", dtype, data, buffers)
 
 
-def decode(form: Any, body: memoryview, *, torch: bool, _at: list[int] | None = None) -> Any:
+def decode(form: Any, source: Source, *, torch: bool, on_device: DeviceDecode | None = None) -> Any:
     """Rebuild a value from its JSON form and the bytes of its arrays.
 
     Parameters
     ----------
     torch
         Whether tensors become torch tensors (in a system's process) or `Tensor` (in the harness).
+    on_device
+        Opens what `encode`'s hook of the same name described.
     """
-    at = [0] if _at is None else _at
     if form is None or isinstance(form, bool | str | int):
         return form
     if "f" in form:
         return float.fromhex(form["f"])
     if "b" in form:
-        return bytes(_take(body, at, form["b"]))
+        return bytes(source.take(form["b"]))
     if "l" in form:
-        return [decode(item, body, torch=torch, _at=at) for item in form["l"]]
+        return [decode(item, source, torch=torch, on_device=on_device) for item in form["l"]]
     if "u" in form:
-        return tuple(decode(item, body, torch=torch, _at=at) for item in form["u"])
+        return tuple(decode(item, source, torch=torch, on_device=on_device) for item in form["u"])
     if "d" in form:
-        return {
-            decode(key, body, torch=torch, _at=at): decode(item, body, torch=torch, _at=at) for key, item in form["d"]
-        }
-    data = _take(body, at, form["n"])
+        pairs = [
+            [decode(part, source, torch=torch, on_device=on_device) for part in (key, item)] for key, item in form["d"]
+        ]
+        return dict(pairs)
+    if "c" in form:
+        if on_device is None:
+            raise ValueError("a tensor on a device, and no device here")
+        return on_device(form["c"])
+    data = source.take(form["n"])
     if "t" in form:
-        array = _array(data, BIT_TYPES.get(form["t"], form["t"]), form["s"], body)
+        array = source.array(data, BIT_TYPES.get(form["t"], form["t"]), form["s"])
         return _to_torch(form["t"], array) if torch else Tensor(form["t"], array)
-    array = _array(data, form["a"] if "a" in form else form["g"], form["s"], body)
+    array = source.array(data, form["a"] if "a" in form else form["g"], form["s"])
     return array if "a" in form else array[()]
 
 
-def _array(data: memoryview, dtype: str, shape: Sequence[int], body: memoryview) -> np.ndarray:
-    array = np.frombuffer(data, dtype).reshape(shape)
-    # The bulk of a message keeps the message's own memory; a small part must not hold on to all of it.
-    if array.flags.aligned and array.flags.writeable and 2 * len(data) > len(body):
-        return array
-    return array.copy()
+class _Body:
+    """The bytes after a message's head."""
 
+    def __init__(self, body: memoryview) -> None:
+        self._body = body
+        self._at = 0
 
-def _take(body: memoryview, at: list[int], size: int) -> memoryview:
-    start = at[0]
-    at[0] = start + size
-    if size < 0 or at[0] > len(body):
-        raise ValueError(f"array of {size} bytes at {start} leaves a body of {len(body)}")
-    return body[start : at[0]]
+    def take(self, size: int) -> memoryview:
+        start = self._at
+        self._at = start + size
+        if size < 0 or self._at > len(self._body):
+            raise ValueError(f"array of {size} bytes at {start} leaves a body of {len(self._body)}")
+        return self._body[start : self._at]
+
+    def array(self, data: memoryview, dtype: str, shape: Sequence[int]) -> np.ndarray:
+        array = np.frombuffer(data, dtype).reshape(shape)
+        # The bulk of a message keeps the message's own memory; a small part must not hold on to all of it.
+        if array.flags.aligned and array.flags.writeable and 2 * len(data) > len(self._body):
+            return array
+        return array.copy()
 
 
 def _to_torch(dtype: str, array: np.ndarray) -> Any:
@@ -185,7 +220,7 @@ def unpack(text: bytes | memoryview, body: bytes | memoryview, *, torch: bool) -
     """
     try:
         head: dict[str, Any] = json.loads(bytes(text))
-        head["value"] = decode(head.get("value"), memoryview(body), torch=torch)
+        head["value"] = decode(head.get("value"), _Body(memoryview(body)), torch=torch)
     except (TypeError, AttributeError, KeyError, RecursionError) as error:
         raise ValueError(f"no message: {type(error).__name__}: {error}") from error
     return head
@@ -200,6 +235,8 @@ class Connection:
         Whether received tensors become torch tensors, or `Tensor`.
     received_ns
         When the last received message was complete, before it was decoded.
+    on_receive, on_close
+        Called with each message that `receive` returns, and when it finds the other side gone.
     """
 
     def __init__(self, stream: socket.socket, *, torch: bool) -> None:
@@ -210,6 +247,8 @@ class Connection:
         self._at = self._filled = 0
         self._broken = False
         self.received_ns = 0
+        self.on_receive: Callable[[], None] = lambda: None
+        self.on_close: Callable[[], None] = lambda: None
 
     def send(self, head: Mapping[str, Any], value: Any = None, where: str = "value") -> None:
         """Write one message, whole.
@@ -246,6 +285,11 @@ class Connection:
         ValueError
             The bytes are no message.
         """
+        message = self._receive()
+        (self.on_close if message is None else self.on_receive)()
+        return message
+
+    def _receive(self) -> dict[str, Any] | None:
         lengths = self._read(LENGTHS.size)
         if lengths is None:
             return None

@@ -1,0 +1,183 @@
+"""``cluster: ray``: workers as actors on the nodes of a Ray cluster; here all nodes are on this host."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import pytest
+import ray
+from ray.cluster_utils import Cluster
+
+from flashrt.analysis.deployment import read_deployment
+from flashrt.bench.drive import run_all
+from flashrt.bench.process import SystemProcess
+from flashrt.errors import InputError
+from flashrt.ir import build_file
+from flashrt.ir.interpret import interpret
+from flashrt.runtime import cluster as backend
+from flashrt.runtime.serve import plan_workers, start_workers
+from tests.ir.documents import edge, flat_graph
+from tests.runtime.running import assert_same, outputs_by_batch, run, start, write_application
+
+OPS = """
+import os
+import numpy as np
+import torch
+import torch.distributed as dist
+
+def load(context):
+    def p(inputs, state):
+        state["n"] = (state["n"] or 0) + 1
+        for part in range(3):
+            yield {"y": inputs["x"][part::3] * state["n"]}
+
+    def wide(inputs, state):
+        part = torch.from_numpy(np.array_split(inputs["x"], context.degree)[context.rank].copy()) * 2
+        if context.degree > 1:
+            parts = [torch.empty_like(part) for _ in range(context.degree)]
+            dist.all_gather(parts, part, group=context.group)
+            part = torch.cat(parts)
+        return {"y": part.numpy()}
+
+    def end(inputs, state):
+        if inputs["x"].max() > 1e6:
+            raise KeyError("asked for")
+        return {"y": inputs["x"] + inputs["z"], "pid": np.full(1, os.getpid())}
+
+    return {"p": p, "q": lambda inputs, state: {"y": inputs["x"] + 1}, "wide": wide, "end": end}
+"""
+NODES = {
+    "p": {"op": "p", "reads": ["n"], "writes": ["n"]},
+    "q": {"op": "q"},
+    "wide": {"op": "wide", "degrees": [1, 2]},
+    "end": {"op": "end"},
+}
+EDGES = [
+    edge("x", "p.x"),
+    edge("p.y", "q.x", "streaming", chunks=3),
+    edge("q.y", "wide.x"),
+    edge("p.y", "end.z"),
+    edge("wide.y", "end.x"),
+    edge("end.y", "y"),
+    edge("end.pid", "pid"),
+]
+DOCUMENT = flat_graph(NODES, EDGES, states={"n": {}}, outputs={"y": {}, "pid": {}})
+# Two workers fit on a node: some channels stay on one, others cross.
+SPREAD = {
+    "groups": {"a": [0], "b": [1], "c": [2, 3], "d": [4]},
+    "place": {"p": "a", "q": "b", "wide": "c", "end": "d"},
+    "cluster": "ray",
+}
+pytestmark = pytest.mark.slow
+
+
+def items(count: int) -> list[dict[str, Any]]:
+    generator = np.random.default_rng(0)
+    return [{"x": generator.standard_normal((6, 1000)).astype(np.float32)} for _ in range(count)]
+
+
+@pytest.fixture(scope="module")
+def nodes() -> Iterator[Cluster]:
+    """Three nodes with two workers' room each."""
+    made = Cluster(initialize_head=True, head_node_args={"num_cpus": 2, "include_dashboard": False})
+    try:
+        for _ in range(2):
+            made.add_node(num_cpus=2)
+        yield made
+    finally:
+        ray.shutdown()
+        made.shutdown()
+
+
+@pytest.fixture(autouse=True)
+def address(nodes: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RAY_ADDRESS", nodes.address)
+
+
+def strip(batches: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [{"y": batch["y"]} for batch in batches]
+
+
+def test_the_same_document_gives_the_same_results_and_what_breaks_is_named(tmp_path: Path) -> None:
+    write_application(tmp_path, DOCUMENT, OPS, it=SPREAD)
+    batches = items(6)
+    want, _ = interpret(build_file(tmp_path / "program.yaml").flat, tmp_path, batches)
+    got = outputs_by_batch(run(tmp_path, "it.yaml", batches, 120), 6)
+    assert_same(strip(got), strip(want))
+
+    broken = [*items(2), {"x": np.full((6, 4), 1e9, np.float32)}]
+    with pytest.raises(InputError, match=r"group 'd'.*batch 2, operation 'end'.*KeyError: 'asked for'"):
+        run(tmp_path, "it.yaml", broken, 120)
+
+    with start(tmp_path, "it.yaml", batches) as process:
+        process.wait_ready(120)
+        recorder = run_all(process, batches, 120)
+        (pid,) = {int(write.value[0]) for write in recorder.written if write.output == "pid"}
+    # The actors go with their supervisor.
+    assert not psutil.pid_exists(pid) or not psutil.Process(pid).is_running()
+
+
+@pytest.mark.parametrize("how", ["node", "silence"])
+def test_a_lost_node_is_reported_with_what_was_lost(tmp_path: Path, nodes: Cluster, how: str) -> None:
+    write_application(tmp_path, DOCUMENT, OPS, it=SPREAD)
+    batches = items(1)
+    with start(tmp_path, "it.yaml", batches) as process:
+        process.wait_ready(120)
+        process.send(batches[0])
+        pid = None
+        while pid is None:
+            message = process.next_arrival(60, "outputs").message
+            if message["kind"] == "output" and message["name"] == "pid":
+                pid = int(message["value"][0])
+        if how == "node":
+            home = psutil.Process(pid).parent()
+            (node,) = [n for n in nodes.list_all_nodes() if home.pid in {p.process.pid for p in raylets(n)}]
+            nodes.remove_node(node, allow_graceful=False)
+            nodes.add_node(num_cpus=2)
+        else:
+            os.kill(pid, signal.SIGSTOP)
+        with pytest.raises(InputError) as caught:
+            wait_for_the_end(process)
+    text = str(caught.value)
+    words = "nothing was heard from it for 4 s" if how == "silence" else "its process ended"
+    assert "group '" in text
+    assert f"{words}" in text
+    assert "on node " in text
+
+
+def wait_for_the_end(process: SystemProcess) -> None:
+    while True:
+        process.next_arrival(60, "the end")
+
+
+def raylets(node: Any) -> list[Any]:
+    return [info for infos in node.all_processes.values() for info in infos]
+
+
+def test_too_few_resources_and_no_cluster_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(backend, "PLACE_TIMEOUT_S", 2)
+    groups = {name: [number] for number, name in enumerate("abcdefg")}
+    chain = {name: {"op": "q"} for name in groups}
+    edges = [edge("x", "a.x"), edge("g.y", "y")]
+    edges += [edge(f"{first}.y", f"{second}.x") for first, second in zip("abcdef", "bcdefg", strict=True)]
+    document = {"groups": groups, "place": {name: name for name in groups}, "cluster": "ray"}
+    write_application(tmp_path, flat_graph(chain, edges), OPS, it=document)
+    built = build_file(tmp_path / "program.yaml")
+    placement = read_deployment(tmp_path / "it.yaml", built)
+    layout, place = plan_workers(built, placement, [])
+
+    def begin() -> None:
+        start_workers(built, tmp_path / "program.yaml", placement, layout, place, {}, lambda event: None)
+
+    with pytest.raises(InputError, match=r"free resources for 7 workers.*use fewer devices"):
+        begin()
+    monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:1")
+    ray.shutdown()
+    with pytest.raises(InputError, match=r"a Ray cluster at 127.0.0.1:1.*ray start --head"):
+        begin()

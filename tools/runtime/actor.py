@@ -1,0 +1,73 @@
+"""A worker as a Ray actor: what runs on a node of the cluster."""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+import threading
+from collections.abc import Mapping
+from contextlib import suppress
+from typing import Any
+
+from flashrt.clock import monotonic_ns
+from flashrt.runtime import messages
+from flashrt.runtime.channels.hub import Hub, Remote
+from flashrt.runtime.channels.plan import ChannelPlan
+from flashrt.runtime.hosts import HubServer, fetch_wiring
+from flashrt.runtime.wire import Connection
+from flashrt.runtime.worker import Worker, serve
+
+
+class WorkerActor:
+    """One worker; `run` returns when it has nothing left to do."""
+
+    def where(self, program: str) -> tuple[str, str, bool]:
+        """Return this node's id and address, and whether the program's document is here."""
+        import ray
+        import ray.util
+
+        return ray.get_runtime_context().get_node_id(), ray.util.get_node_ip_address(), os.path.exists(program)
+
+    def run(self, orders: Mapping[str, Any]) -> int:
+        """Become the worker that the supervisor orders; return the exit status."""
+        stream = socket.create_connection(orders["supervisor"], timeout=60)
+        stream.settimeout(None)
+        stream.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        control = Connection(stream, torch=True)
+        messages.Join(orders["name"], orders["token"]).send(control)
+        if orders["hub"] is not None:
+            told = orders["hub"]
+            channels = [ChannelPlan.from_dict(record) for record in told["channels"]]
+            self._hub = Hub(told["endpoints"], channels, told["transport"], told["spin_us"], told["here"])
+            self._server = HubServer(self._hub, orders["socket"], orders["token"])
+        wiring = fetch_wiring(orders["socket"], orders["token"], orders["name"])
+        hello = messages.Hello(**{**orders["hello"], "wiring": wiring})
+        remote = Remote(**orders["remote"])
+        status = serve(
+            hello, control, remote=remote, orphaned=_leave, started=lambda worker: _beat(worker, orders["beat_s"])
+        )
+        # What the others still read lies in this process's memory until the supervisor ends it.
+        threading.Event().wait(0 if status == 0 else 1)
+        return status
+
+
+def _beat(worker: Worker, period_s: float) -> None:
+    """Say each period what the worker is doing, so that silence means that it is lost."""
+
+    def tell() -> None:
+        pause = threading.Event()
+        while True:
+            operation, batch, since_ns = worker.status()
+            with suppress(OSError):
+                messages.Beat(operation, batch, monotonic_ns() - since_ns).send(worker.control)
+            pause.wait(period_s)
+
+    threading.Thread(target=tell, daemon=True).start()
+
+
+def _leave() -> None:
+    """End this process alone: its process group is Ray's."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)
