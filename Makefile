@@ -53,6 +53,7 @@ bench: setup
 	$(BIN)/python benchmarks/harness.py
 	$(BIN)/python benchmarks/transport.py
 	$(BIN)/python benchmarks/pipeline.py
+	$(BIN)/python benchmarks/search.py
 
 soak: setup
 	$(BIN)/python scripts/soak.py --kills 100 --programs 200
