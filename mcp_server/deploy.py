@@ -10,12 +10,13 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from flashrt import gpu
+from flashrt.analysis.deployment import read_deployment
 from flashrt.bench import read_inputs, resolve_system
 from flashrt.clock import monotonic_ns
 from flashrt.errors import FlashrtError, input_error
@@ -56,6 +57,11 @@ def run_deploy(options: DeployOptions) -> int:
             "name a deployment document; plan one with analyze",
         )  # fmt: skip
     built = build_file(system.program)
+    read_deployment(system.path, built)
+    if options.trace is not None and not options.trace.resolve().parent.is_dir():
+        raise input_error(
+            f"--trace '{options.trace}'", "a file in a folder that exists", "no such folder", "create it first"
+        )  # fmt: skip
     address = options.socket or workspace / ".flashrt" / "services" / f"{system.path.stem}.sock"
     address.parent.mkdir(parents=True, exist_ok=True)
     items = read_inputs(options.inputs, workspace, options.seed, options.count) if options.inputs else None
@@ -82,8 +88,8 @@ def run_deploy(options: DeployOptions) -> int:
 
 
 def _stop(service: Service) -> None:
-    """Stop politely; the second time, at once."""
-    if service.is_stopping:
+    """Stop politely; the second time, or while it still loads, at once."""
+    if service.is_stopping or not service.is_ready:
         raise KeyboardInterrupt
     service.stop()
 
@@ -177,18 +183,24 @@ class _Feeder:
                 sent_ns.append(due_ns if self._period_ms else monotonic_ns())
                 client.send(item)
 
-        threading.Thread(target=send, daemon=True).start()
+        threading.Thread(target=_until_broken, args=(send,), daemon=True).start()
         while len(self.latencies_ms) < len(self.items):
             name, _, batch = client.receive()
             if name is None:
                 self.latencies_ms.append((monotonic_ns() - sent_ns[batch]) / 1e6)
 
 
+def _until_broken(send: Callable[[], None]) -> None:
+    # Whoever receives says why the service is gone.
+    with suppress(OSError, FlashrtError):
+        send()
+
+
 def _announce(ready: threading.Event, service: Service, address: Path, feeder: _Feeder) -> None:
     ready.wait()
     record = {
         "ready": True,
-        "socket": str(address),
+        "socket": str(address.absolute()),
         "inputs": list(service.inputs),
         "outputs": list(service.outputs),
         "devices": service.devices,

@@ -415,7 +415,7 @@ def test_a_state_used_in_two_groups_and_an_order_that_cannot_be_are_refused_toge
 
 def test_a_wide_group_of_real_devices_is_a_worker_for_each() -> None:
     groups = {"a": ["cpu-0"], "b": ["cpu-1", "cpu-2"]}
-    strategy = Strategy(tiles={"q": 2}, nan="pass", asynchronous=frozenset({"p"}), in_flight=7)
+    strategy = Strategy(tiles={"q": 2}, nan="pass", asynchronous=frozenset({"q"}), in_flight=7)
     layout = lay_out(pair(), {"p": "a", "q": "b"}, groups, strategy)
     described = [(w.name, w.group, w.rank, w.degree, w.devices, w.operations) for w in layout.workers]
     assert described == [
@@ -429,8 +429,15 @@ def test_a_wide_group_of_real_devices_is_a_worker_for_each() -> None:
     assert [worker.tiles for worker in layout.workers] == [{}, {"q": 2}, {"q": 2}]
     assert layout.window == 7
     for worker in layout.workers:
-        assert worker.asynchronous == ("p",)
+        assert worker.asynchronous == ("q",)
         assert type(worker).from_dict(worker.as_dict()) == worker
+
+
+def test_ranks_that_would_each_take_a_last_value_are_refused() -> None:
+    strategy = Strategy(asynchronous=frozenset({"p"}))
+    with pytest.raises(InputError, match="ranks might take different ones") as caught:
+        lay_out(pair(), {"p": "a", "q": "b"}, {"a": ["cpu-0"], "b": ["cpu-1", "cpu-2"]}, strategy)
+    assert [finding.rule for finding in caught.value.findings] == ["asynchronous-ranks"]
 
 
 def test_emulated_devices_of_one_group_are_one_worker() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
@@ -315,3 +316,58 @@ def test_what_was_received_with_numpy_alone_is_read_only_too(transport: Transpor
         for tensor in take(ends["b"]):
             with pytest.raises(ValueError, match="read-only"):
                 tensor.data[0] = 7
+
+
+@over_transports
+def test_small_parts_travel_beside_what_is_written_in_place(transport: Transport) -> None:
+    with opened(transport=transport) as ends:
+        sent = {"t": loaned(ends["a"]).fill_(1), "m": b"abc", "s": torch.arange(3), "e": torch.empty(0)}
+        ends["a"].send(0, sent, 0)
+        got = take(ends["b"])
+        assert got["m"] == b"abc"
+        assert got["s"].tolist() == [0, 1, 2]
+        assert got["e"].shape == (0,)
+        assert torch.equal(got["t"], torch.ones(SIZE))
+
+
+@over_transports
+def test_memory_of_one_channel_may_be_sent_on_another(transport: Transport) -> None:
+    with opened(channel(0), channel(1), transport=transport) as ends:
+        value = loaned(ends["a"]).fill_(7)
+        ends["a"].send(0, torch.zeros(3), 0)
+        ends["a"].send(1, value, 0)
+        assert take(ends["b"], 0).tolist() == [0, 0, 0]
+        assert torch.equal(take(ends["b"], 1), torch.full((SIZE,), 7.0))
+
+
+@over_arenas
+def test_a_forked_child_gives_back_nothing_of_its_parents(transport: Transport) -> None:
+    with opened(transport=transport) as ends:
+        ends["a"].send(0, torch.ones(SIZE), 0)
+        kept = {"value": take(ends["b"])}
+        child = os.fork()
+        if child == 0:
+            kept.clear()
+            os._exit(0)
+        os.waitpid(child, 0)
+        for batch in range(1, 6):
+            ends["a"].send(0, torch.full((SIZE,), float(batch)), batch)
+            take(ends["b"])
+        assert torch.equal(kept["value"], torch.ones(SIZE))
+
+
+@over_transports
+def test_more_arrays_than_a_short_number_counts_travel(transport: Transport) -> None:
+    with opened(transport=transport) as ends:
+        ends["a"].send(0, list(np.arange(70_000.0)), 0)
+        assert take(ends["b"]) == list(np.arange(70_000.0))
+
+
+@over_arenas
+def test_what_cannot_be_written_down_is_refused_by_name(transport: Transport) -> None:
+    inside: list[Any] = []
+    inside.append(inside)
+    with opened(transport=transport) as ends:
+        for value in (inside, np.ma.masked_less(np.arange(6.0), 3), 10**5000):
+            with pytest.raises(InputError, match="operation 'p', port 'y'"):
+                ends["a"].send(0, value, 0, where=WHERE)

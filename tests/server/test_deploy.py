@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
@@ -20,6 +21,7 @@ from flashrt import gpu
 from flashrt.errors import InputError
 from flashrt.ir import build_file, interpret
 from flashrt.runtime.service import Client
+from flashrt.runtime.wire import LENGTHS
 
 TOY = Path(__file__).parents[1] / "toy"
 
@@ -136,3 +138,40 @@ def test_an_operation_that_fails_ends_the_service_with_its_reason(folder: Path) 
 def test_a_client_of_nothing_is_told_how_to_start_it(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"a service that listens.*flashrt deploy DOCUMENT"):
         Client(tmp_path / "absent.sock")
+
+
+def test_whatever_a_client_sends_the_next_one_is_served(folder: Path) -> None:
+    with deployed(folder, "split.yaml") as (_, ready):
+        good = items(1)[0]
+        for text in (b'{"kind":"input","value":{"d":[["x",{"f":"0x1p99999"}]]}}', b"\x00" * 40, b'{"kind":1}'):
+            with socket.socket(socket.AF_UNIX) as garbage:
+                garbage.connect(ready["socket"])
+                garbage.sendall(LENGTHS.pack(len(text), 0) + text)
+                garbage.shutdown(socket.SHUT_WR)
+                while garbage.recv(4096):
+                    pass
+        with Client(ready["socket"]) as client:
+            with pytest.raises(InputError, match="float32"):
+                client.call({"actions": np.zeros((6, 2))})
+            with pytest.raises(InputError, match="another client is connected"):
+                Client(ready["socket"])
+        with Client(ready["socket"]) as client:
+            assert client.call(good)["frames"].shape == (6, 4, 4)
+
+
+def test_a_socket_at_which_somebody_answers_is_refused(folder: Path) -> None:
+    with deployed(folder, "split.yaml", "--devices", "cpu-0,cpu-1", "--socket", "s.sock") as (_, ready):
+        second = start(folder, "split.yaml", "--devices", "cpu-0,cpu-1", "--socket", "s.sock")
+        assert "another service answers there" in second.communicate(timeout=60)[1]
+        with Client(ready["socket"]) as client:
+            assert set(client.call(items(1)[0])) == {"frames"}
+
+
+@pytest.mark.parametrize("groups", ["[0]", "{a: [-1], b: [1]}", "{a: 0, b: [1]}"])
+def test_groups_that_are_none_are_named_before_anything_is_leased(folder: Path, groups: str) -> None:
+    document = (folder / "split.yaml").read_text().replace("{a: [0], b: [1]}", groups)
+    (folder / "split.yaml").write_text(document)
+    _, err = (process := start(folder, "split.yaml")).communicate(timeout=60)
+    assert process.returncode == 2
+    assert "groups" in err
+    assert "Traceback" not in err

@@ -202,7 +202,7 @@ class OperationRunner:
             return call(values, self._state)
         except InputError:
             raise
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             raise user_error(self.where, "to return outputs", error, "correct the op and call again") from error
 
     def _pieces(self, values: Mapping[str, Any]) -> Iterator[Piece]:
@@ -216,6 +216,7 @@ class OperationRunner:
                 "return {port: value}", rule="op-result",
             )  # fmt: skip
         count = 0
+        wanted = self.num_output_chunks if not self.streamed_inputs else 1
         while True:
             try:
                 piece = next(result)
@@ -226,13 +227,17 @@ class OperationRunner:
             except Exception as error:
                 raise user_error(self.where, f"chunk {count}", error, "correct the op and call again") from error
             count += 1
+            if count > wanted > 1:
+                raise self._wrong_count(wanted, f"more than {wanted}")
             yield Piece(self._checked(piece), self.num_output_chunks > 1)
-        wanted = self.num_output_chunks if not self.streamed_inputs else 1
         if count != wanted and (wanted > 1 or count == 0):
-            raise input_error(
-                self.where, f"{wanted} chunks, as the streaming edge says", f"{count}",
-                "correct the op, or 'chunks' of the edge, and call ir_build again", rule="chunk-counts",
-            )  # fmt: skip
+            raise self._wrong_count(wanted, str(count))
+
+    def _wrong_count(self, wanted: int, got: str) -> InputError:
+        return input_error(
+            self.where, f"{wanted} chunks, as the streaming edge says", got,
+            "correct the op, or 'chunks' of the edge, and call ir_build again", rule="chunk-counts",
+        )  # fmt: skip
 
     def _checked(self, piece: Any) -> Outputs:
         if not isinstance(piece, Mapping):

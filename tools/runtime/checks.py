@@ -109,7 +109,11 @@ class NanWatch:
             Names the operation and the port.
         """
         for port, value in outputs.items():
-            flag = nan_flag(value)
+            try:
+                flag = nan_flag(value)
+            except RecursionError:
+                # Inside itself, or too deep: whoever sends it says so.
+                flag = False
             if flag is True:
                 raise _refused(self._where, port)
             if flag is not False:

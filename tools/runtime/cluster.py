@@ -77,6 +77,10 @@ class ActorHandle:
         """Return how it ended and where it ran."""
         return f"{self._words} on {self.place}"
 
+    def is_stopped(self) -> bool:
+        """Return False: one that is stopped says nothing, and is lost by that."""
+        return False
+
     def kill(self) -> None:
         """End the actor; its process goes with it."""
         import ray

@@ -49,6 +49,9 @@ class Handle(Protocol):
     def ending(self) -> str:
         """Return how it ended, as words: ``its process ended with signal SIGKILL``."""
 
+    def is_stopped(self) -> bool:
+        """Return whether somebody has stopped it (SIGSTOP), as far as that can be seen from here."""
+
     def kill(self) -> None:
         """End it at once."""
 
@@ -99,6 +102,12 @@ class LocalProcess:
     def ending(self) -> str:
         """See `Handle.ending`."""
         return f"its process ended with {exit_words(self._process.wait())}"
+
+    def is_stopped(self) -> bool:
+        """See `Handle.is_stopped`."""
+        with suppress(OSError, IndexError):
+            return Path(f"/proc/{self._process.pid}/stat").read_text().rsplit(")", 1)[1].split()[0] == "T"
+        return False
 
     def kill(self) -> None:
         """See `Handle.kill`."""

@@ -156,6 +156,7 @@ def lay_out(
         mine = [operation.path for operation in flat.operations if place[operation.path] == group]
         orders[group] = [path for path in strategy.order.get(group, ()) if path in mine] or mine
     findings = [*_shared_states(flat, place), *_contradictions(flat, orders, strategy)]
+    findings += _wide_consumers(flat, place, groups, strategy) if emulation is None else []
     if findings:
         raise InputError(findings)
     blocking = frozenset(strategy.blocking)
@@ -278,6 +279,22 @@ def _is_acyclic(after: Mapping[str, set[str]], merged: Mapping[str, str]) -> boo
     except CycleError:
         return False
     return True
+
+
+def _wide_consumers(
+    flat: FlatProgram, place: Mapping[str, str], groups: Mapping[str, Sequence[str]], strategy: Strategy
+) -> list[Finding]:
+    """Find groups of several ranks that would each take the last value of an asynchronous operation by themselves."""
+    return [
+        Finding(
+            f"asynchronous '{flow.source}', group '{place[flow.target]}'",
+            f"one device for '{flow.target}', which takes its last value: ranks might take different ones",
+            f"{len(groups[place[flow.target]])} devices", "put an operation on one device in between, or wait for it",
+            rule="asynchronous-ranks",
+        )
+        for flow in flat.dataflow
+        if flow.source in strategy.asynchronous and flow.target != OUTPUT and len(groups[place[flow.target]]) > 1
+    ]  # fmt: skip
 
 
 def _shared_states(flat: FlatProgram, place: Mapping[str, str]) -> list[Finding]:

@@ -69,7 +69,9 @@ def end_system() -> None:
     if mark:
         kill_marked(mark, keep=os.getpid())
         remove_files(shared_name(mark))
-        os.killpg(os.getpgrp(), signal.SIGKILL)
+        # The group is the system's own only where its leader carries the mark; else it is that of a shell, say.
+        if f"{MARK}={mark}".encode() in _environment(os.getpgrp()):
+            os.killpg(os.getpgrp(), signal.SIGKILL)
     os._exit(0)
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import queue
 import socket
+import struct
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -19,12 +20,18 @@ from typing import Any
 
 from flashrt.errors import InputError, input_error, listed
 from flashrt.ir.build import BuiltProgram
+from flashrt.ir.interpret import check_input
 from flashrt.ir.values import join
 from flashrt.runtime.serve import serve_deployment
 from flashrt.runtime.trace import ACTIVITIES
 from flashrt.runtime.wire import Connection
 
 MAX_EVENTS = 200_000
+MAX_PENDING = 64
+"""Batches that are taken from a client and not done."""
+CLIENT_TIMEOUT_S = 5
+HANDOVER_S = 2.0
+"""How long a new client waits for the one before it to go."""
 _CLOSED = object()
 
 
@@ -95,9 +102,19 @@ class Service:
         self._listener: socket.socket | None = None
         self._lock = threading.Lock()
         self._client: Connection | None = None
+        self._gone = threading.Event()
+        self._gone.set()
         self._owner: deque[Connection] = deque()
         self._num_taken = 0
         self._stopping = False
+        self.is_ready = False
+        self._inode = 0
+        self._room = threading.Condition()
+        if not entry.inputs:
+            raise input_error(
+                f"program '{built.program.name}'", "at least one input, from which batches come", "none",
+                "give its entry graph an input", rule="no-inputs",
+            )  # fmt: skip
 
     def run(self, program: Path, deployment: Path, profile: Path | None) -> None:
         """Serve until `stop` is called.
@@ -119,6 +136,13 @@ class Service:
             raise input_error(
                 f"socket '{address}'", "no file, or an old socket", "another file", "name another path with --socket"
             )  # fmt: skip
+        if address.exists():
+            with suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as other:
+                other.connect(str(address))
+                raise input_error(
+                    f"socket '{address}'", "a path where nobody listens", "another service answers there",
+                    "stop that one, or name another path with --socket", rule="socket-taken",
+                )  # fmt: skip
         with suppress(FileNotFoundError):
             address.unlink()
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -126,6 +150,7 @@ class Service:
             listener.bind(str(address))
             address.chmod(0o600)
             listener.listen(8)
+            self._inode = address.stat().st_ino
         except OSError as error:
             listener.close()
             raise input_error(
@@ -134,12 +159,15 @@ class Service:
             ) from error  # fmt: skip
         self._listener = listener
         threading.Thread(target=self._accept, args=(listener,), daemon=True).start()
+        self.is_ready = True
         self._on_ready()
 
     def batch_done(self, batch: int) -> None:
         """Tell the client that a batch is complete."""
         owner = self._owner.popleft() if self._owner else None
-        self.num_done += 1
+        with self._room:
+            self.num_done += 1
+            self._room.notify_all()
         self._say(owner, {"kind": "batch_done", "batch": batch})
 
     def note(self, event: dict[str, Any]) -> None:
@@ -163,6 +191,8 @@ class Service:
             if self._stopping:
                 return
             self._stopping = True
+            with self._room:
+                self._room.notify_all()
             for buffer in self.inputs.values():
                 buffer.items.put(_CLOSED)
 
@@ -172,7 +202,16 @@ class Service:
                 stream, _ = listener.accept()
             except OSError:
                 return
-            self._serve_client(Connection(stream, torch=False))
+            # A client that takes nothing for so long is given up.
+            stream.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", CLIENT_TIMEOUT_S, 0))
+            client = Connection(stream, torch=False)
+            if self._gone.wait(HANDOVER_S):
+                self._gone.clear()
+                threading.Thread(target=self._serve_client, args=(client,), daemon=True).start()
+                continue
+            with suppress(OSError):
+                client.send({"kind": "refused", "text": "another client is connected; end it first"})
+            client.close()
 
     def _serve_client(self, client: Connection) -> None:
         self._client = client
@@ -181,10 +220,12 @@ class Service:
         try:
             while (message := client.receive()) is not None:
                 self._take(client, message)
-        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        except Exception as error:  # noqa: BLE001 - whatever one client sends, the next one is served
             self._say(client, {"kind": "refused", "text": f"no message of a client: {type(error).__name__}: {error}"})
-        self._client = None
-        client.close()
+        finally:
+            self._client = None
+            client.close()
+            self._gone.set()
 
     def _take(self, client: Connection, message: Mapping[str, Any]) -> None:
         item = message["value"]
@@ -193,6 +234,15 @@ class Service:
             text = f"expected a message of kind 'input' with values for {listed(self.inputs)}, got {got}"
             self._say(client, {"kind": "refused", "text": text})
             return
+        try:
+            for name, value in item.items():
+                check_input(self._built.program, name, value, self._num_taken)
+        except InputError as error:
+            self._say(client, {"kind": "refused", "text": str(error)})
+            return
+        with self._room:
+            # What is not begun yet waits in the client's socket, not here.
+            self._room.wait_for(lambda: self._stopping or self._num_taken - self.num_done < MAX_PENDING)
         with self._lock:
             if self._stopping:
                 self._say(client, {"kind": "refused", "text": "the service is stopping"})
@@ -221,7 +271,9 @@ class Service:
                 self._listener.shutdown(socket.SHUT_RDWR)
             self._listener.close()
             with suppress(OSError):
-                self._address.unlink()
+                # Somebody else's by now, if another service was started here after all.
+                if self._address.stat().st_ino == self._inode:
+                    self._address.unlink()
         client = self._client
         if client is not None:
             client.shutdown()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import queue
 import threading
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from types import TracebackType
@@ -270,7 +270,12 @@ class Supervisor:
             self._inputs.ring(name)
         for name in self._started.far:
             self._tell(name, messages.Admit(0, BUBBLE, self._num_cycles))
-        self._wait_all(messages.Done, "to end after the last batch", LOAD_TIMEOUT_S)
+        beside = {name for name, worker in self._workers.items() if set(worker.operations) <= set(worker.asynchronous)}
+        self._wait_all(messages.Done, "to end after the last batch", LOAD_TIMEOUT_S, beside)
+        for name in beside - self.usage.keys():
+            # Nobody takes what it would still make.
+            self.usage[name] = {}
+            self._tell(name, messages.Cancel("the last batch is done"))
 
     def cancel(self, reason: str = "cancelled") -> None:
         """Let every worker give up its batch and end, and wait a moment for it; what does not end in time is killed."""
@@ -281,8 +286,10 @@ class Supervisor:
             handle.wait(max((deadline_ns - monotonic_ns()) / 1e9, 0.0))
         self.end()
 
-    def _wait_all(self, kind: type[messages.Message], expected: str, timeout_s: float) -> None:
-        waiting = set(self._workers)
+    def _wait_all(
+        self, kind: type[messages.Message], expected: str, timeout_s: float, but: Collection[str] = ()
+    ) -> None:
+        waiting = self._workers.keys() - set(but)
         deadline_ns = monotonic_ns() + int(timeout_s * 1e9)
         while waiting:
             said = self._next_said(block_s=max((deadline_ns - monotonic_ns()) / 1e9, 0))
@@ -329,6 +336,8 @@ class Supervisor:
         self._looked_ns = now_ns
         board, limit_s = self._inputs.board, self._run_spec.operation_timeout_s
         for name in self._workers:
+            if self._missing and self._started.handles[name].is_stopped():
+                raise self._broken(name, f"its process is stopped (SIGSTOP){self._last_place(name)}")
             operation, batch, since_ns = board.status(board.endpoints[name])
             if operation >= 0 and now_ns - since_ns > limit_s * 1e9:
                 raise input_error(

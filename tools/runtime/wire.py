@@ -90,6 +90,8 @@ def encode(
         return _encode_tensor(value, buffers, where)
     if is_array(value) or isinstance(value, np.generic):
         array = np.asarray(value)
+        if isinstance(value, np.ma.MaskedArray | np.matrix):
+            raise _unknown(where, f"NumPy {type(value).__name__}, which works unlike an array")
         if array.dtype.hasobject or array.dtype.names:
             raise _unknown(where, f"NumPy array of {array.dtype}")
         return _encode_array("a" if is_array(value) else "g", array.dtype.str, array, buffers)
@@ -221,7 +223,7 @@ def unpack(text: bytes | memoryview, body: bytes | memoryview, *, torch: bool) -
     try:
         head: dict[str, Any] = json.loads(bytes(text))
         head["value"] = decode(head.get("value"), _Body(memoryview(body)), torch=torch)
-    except (TypeError, AttributeError, KeyError, RecursionError) as error:
+    except (TypeError, AttributeError, KeyError, RecursionError, OverflowError, MemoryError) as error:
         raise ValueError(f"no message: {type(error).__name__}: {error}") from error
     return head
 

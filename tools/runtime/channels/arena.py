@@ -35,10 +35,19 @@ class _Span:
 
     release: Release | None = None
     memory: Any = None
+    is_fork = False
+    """Whether this process was forked by the one that borrowed: what it drops is still the other's."""
 
     def __del__(self) -> None:
-        if self.release is not None:
+        if self.release is not None and not _Span.is_fork:
             self.release()
+
+
+def _mark_fork() -> None:
+    _Span.is_fork = True
+
+
+os.register_at_fork(after_in_child=_mark_fork)
 
 
 _SPAN_TYPES: dict[int, type[Any]] = {}

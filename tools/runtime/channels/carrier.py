@@ -13,7 +13,7 @@ from flashrt.runtime.channels.board import ENTRY_BYTES, WEAKLY_ORDERED, Board, f
 from flashrt.runtime.channels.codec import PLACE, Message, Received, plain_tensor
 from flashrt.runtime.channels.plan import ChannelPlan
 
-ENTRY = struct.Struct("<HHIqqqqBBHIqQIIQQQ")
+ENTRY = struct.Struct("<HHIqqqqBBIIqQIIQQQ")
 """Blocks, whether the rest lies in the last of them, length of the rest; a message's head; its first place; the first
 block's reference."""
 REFERENCE = struct.Struct("<IIQQQ")
@@ -42,6 +42,8 @@ class Loan:
     span: Any
     token: Any
     published: bool = False
+    channel: int = -1
+    """For which it was asked."""
     abandoned: bool = False
     """Whether its memory went back before it was published."""
 

@@ -16,10 +16,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from flashrt.errors import input_error
 from flashrt.ir.values import is_tensor
 from flashrt.runtime.wire import DeviceDecode, DeviceEncode, Tensor, decode, encode
 
-HEAD = struct.Struct("<qqqqBBHI")
+HEAD = struct.Struct("<qqqqBBII")
 """Batch, ready (ns), sent (ns), bytes of all arrays, kind, last, number of arrays, length of the form."""
 PLACE = struct.Struct("<qQ")
 """Block in the message's list (-1: inline), offset in it."""
@@ -116,7 +117,14 @@ def take_apart(value: Any, where: str, on_device: DeviceEncode | None = None) ->
         size = value.nbytes
         return Encoded(form, ((value.data_ptr(), size),), size, value)
     buffers: list[memoryview | bytes] = []
-    text = json.dumps(encode(value, buffers, where, on_device), separators=(",", ":"))
+    try:
+        text = json.dumps(encode(value, buffers, where, on_device), separators=(",", ":"))
+    except (RecursionError, ValueError) as error:
+        raise input_error(
+            where, "a value that can be written down: nested less than 200 deep, not inside itself, integers below "
+            "4,000 digits", f"{type(error).__name__}: {str(error)[:200]}", "make it flatter and call again",
+            rule="value-kind",
+        ) from error  # fmt: skip
     arrays = [np.frombuffer(buffer, np.uint8) for buffer in buffers]
     return Encoded(
         text.encode(), [(array.ctypes.data, array.nbytes) for array in arrays], sum(map(len, buffers)), arrays

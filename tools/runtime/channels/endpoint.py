@@ -125,6 +125,8 @@ class Endpoint:
         loans: list[Loan] = []
         arrays = encoded.arrays
         whole = self._loans.get(arrays[0][0]) if len(arrays) == 1 else None
+        if whole is not None and not self._fits(whole, carrier, channel):
+            whole = None
         places: Sequence[Place]
         if whole is not None and 0 < arrays[0][1] <= whole.num_bytes:
             # One tensor that lies in loaned memory from its start: nothing to place, nothing to copy.
@@ -132,7 +134,7 @@ class Endpoint:
             loans.append(whole)
             places, copied = WHOLE_BLOCK, 0
         else:
-            loaned = self._find_loans(encoded, carrier, loans) if self._loans else {}
+            loaned = self._find_loans(encoded, carrier, channel, loans) if self._loans else {}
             places, copied = place_arrays(arrays, loaned, len(loans))
         if copied:
             memory = carrier.loan(channel, copied, where)
@@ -141,7 +143,7 @@ class Endpoint:
                 if block == copy_block and size:
                     ctypes.memmove(memory.address + offset, address, size)
             loans.append(memory)
-        inline = b"" if loans else inline_bytes(arrays, places)
+        inline = b"" if places is WHOLE_BLOCK else inline_bytes(arrays, places)
         message = Message(
             batch, ready_ns, monotonic_ns(), encoded.num_bytes, kind, last, places, encoded.form, inline
         )  # fmt: skip
@@ -149,11 +151,19 @@ class Endpoint:
         for bell in self._targets[channel]:
             os.eventfd_write(bell, 1)
 
-    def _find_loans(self, encoded: Encoded, carrier: Carrier, loans: list[Loan]) -> dict[int, tuple[int, int]]:
+    def _fits(self, loan: Loan, carrier: Carrier, channel: int) -> bool:
+        """Return whether memory loaned for one channel can be sent on another: it can where a sender has one arena."""
+        return carrier.max_loans > 1 or loan.channel == channel
+
+    def _find_loans(
+        self, encoded: Encoded, carrier: Carrier, channel: int, loans: list[Loan]
+    ) -> dict[int, tuple[int, int]]:
         """Return array -> (block, offset) for arrays that lie in memory loaned from this channel."""
         found: dict[int, tuple[int, int]] = {}
         for index, (address, size) in enumerate(encoded.arrays):
             for start, loan in list(self._loans.items()):
+                if not self._fits(loan, carrier, channel):
+                    continue
                 if not size or not start <= address <= address + size <= start + loan.num_bytes:
                     continue
                 if loan not in loans:
@@ -176,6 +186,7 @@ class Endpoint:
         if not num_bytes or len(self._loans) >= carrier.max_loans:
             return None
         loan = carrier.loan(channel, num_bytes, where)
+        loan.channel = channel
         self._loans[loan.address] = loan
         return loan.hand_out()
 
@@ -292,7 +303,7 @@ class Endpoint:
     def ring(self, endpoint: str | None = None) -> None:
         """Wake an endpoint's `wait`: this one's, or another's."""
         bell = self._bell if endpoint is None else self._bells.get(endpoint)
-        if bell is not None:
+        if bell is not None and self._owned:
             os.eventfd_write(bell, 1)
 
     def close(self) -> None:
