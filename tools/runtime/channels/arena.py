@@ -35,19 +35,24 @@ class _Span:
 
     release: Release | None = None
     memory: Any = None
-    is_fork = False
-    """Whether this process was forked by the one that borrowed: what it drops is still the other's."""
+    born = 0
 
     def __del__(self) -> None:
-        if self.release is not None and not _Span.is_fork:
+        # What a forked child drops of its parent's is still the parent's.
+        if self.release is not None and self.born == _num_forks:
             self.release()
 
 
-def _mark_fork() -> None:
-    _Span.is_fork = True
+_num_forks = 0
+"""How many forks lie between the first process of the program and this one."""
 
 
-os.register_at_fork(after_in_child=_mark_fork)
+def _count_fork() -> None:
+    global _num_forks
+    _num_forks += 1
+
+
+os.register_at_fork(after_in_child=_count_fork)
 
 
 _SPAN_TYPES: dict[int, type[Any]] = {}
@@ -70,6 +75,7 @@ def holder_of(address: int, num_bytes: int, release: Release, memory: Any = None
     span = _span_type(num_bytes).from_address(address)
     span.release = release
     span.memory = memory
+    span.born = _num_forks
     return span
 
 
