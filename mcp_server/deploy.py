@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from flashrt import gpu
-from flashrt.analysis.deployment import read_deployment
+from flashrt.analysis.deployment import Deployment, read_deployment
 from flashrt.bench import read_inputs, resolve_system
 from flashrt.clock import monotonic_ns
 from flashrt.errors import FlashrtError, input_error
@@ -57,7 +57,7 @@ def run_deploy(options: DeployOptions) -> int:
             "name a deployment document; plan one with analyze",
         )  # fmt: skip
     built = build_file(system.program)
-    read_deployment(system.path, built)
+    deployment = read_deployment(system.path, built).document
     if options.trace is not None and not options.trace.resolve().parent.is_dir():
         raise input_error(
             f"--trace '{options.trace}'", "a file in a folder that exists", "no such folder", "create it first"
@@ -67,7 +67,7 @@ def run_deploy(options: DeployOptions) -> int:
     items = read_inputs(options.inputs, workspace, options.seed, options.count) if options.inputs else None
     ready = threading.Event()
     lost: list[FlashrtError] = []
-    with _leased(options, system.path, lost) as (devices, on_loss):
+    with _leased(options, system.path.name, deployment, lost) as (devices, on_loss):
         # All that is started from here on carries the mark, so that it can be found and ended whatever it does.
         os.environ[MARK] = mark = uuid.uuid4().hex
         service = Service(built, devices, address, ready.set)
@@ -98,28 +98,24 @@ Leased = tuple[Sequence[str], list[Callable[[], None]]]
 
 
 @contextmanager
-def _leased(options: DeployOptions, path: Path, lost: list[FlashrtError]) -> Iterator[Leased]:
+def _leased(options: DeployOptions, name: str, deployment: Deployment, lost: list[FlashrtError]) -> Iterator[Leased]:
     """Yield the devices to run on, and a list of what to call when they are lost.
 
     Devices that are leased here are returned at the end, whatever happens.
     """
     on_loss: list[Callable[[], None]] = []
-    from flashrt.ir import read_document
-
     if options.devices:
         given = options.devices
         yield device_names(given if given.startswith("lease") else given.split(",")), on_loss
         return
-    document = read_document(path)
-    kind: gpu.Kind = document.get("devices") or "cpu"  # checked when the deployment is read
-    numbers = [number for group in document.get("groups", {}).values() for number in group]
-    count = max((number for number in numbers if isinstance(number, int)), default=0) + 1
+    kind = deployment.devices or "cpu"
+    count = max(number for numbers in deployment.groups.values() for number in numbers) + 1
     if kind == "emulated":
         # They are nobody's: each process emulates its own.
         yield (), on_loss
         return
     lease = gpu.acquire(
-        count, f"flashrt deploy {path.name}", kind=kind, ttl_s=LEASE_S, holder_pid=os.getpid(), purpose="deploy"
+        count, f"flashrt deploy {name}", kind=kind, ttl_s=LEASE_S, holder_pid=os.getpid(), purpose="deploy"
     )
     ended = threading.Event()
 

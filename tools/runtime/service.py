@@ -100,7 +100,8 @@ class Service:
         self._address = address
         self._on_ready = on_ready
         self._listener: socket.socket | None = None
-        self._lock = threading.Lock()
+        # A signal may come while the main thread holds it.
+        self._lock = threading.RLock()
         self._client: Connection | None = None
         self._gone = threading.Event()
         self._gone.set()
@@ -164,7 +165,7 @@ class Service:
 
     def batch_done(self, batch: int) -> None:
         """Tell the client that a batch is complete."""
-        owner = self._owner.popleft() if self._owner else None
+        owner = self._owner.popleft()
         with self._room:
             self.num_done += 1
             self._room.notify_all()
@@ -253,15 +254,12 @@ class Service:
                 self.inputs[name].items.put(value)
 
     def _write(self, name: str, value: Any, batch: int) -> None:
-        owner = self._owner[0] if self._owner else None
-        for position, client in enumerate(self._owner):
-            if self.num_done + position == batch:
-                owner = client
-        self._say(owner, {"kind": "output", "name": name, "batch": batch}, value)
+        # By place, not in a loop: the client's thread adds to the queue meanwhile.
+        self._say(self._owner[batch - self.num_done], {"kind": "output", "name": name, "batch": batch}, value)
 
-    def _say(self, client: Connection | None, head: Mapping[str, Any], value: Any = None) -> None:
+    def _say(self, client: Connection, head: Mapping[str, Any], value: Any = None) -> None:
         # A client that has gone misses its outputs; nobody else does.
-        if client is not None and client is self._client:
+        if client is self._client:
             with suppress(OSError):
                 client.send(head, value)
 

@@ -119,13 +119,10 @@ class Arena:
         The arena's memfd; it grows as blocks are needed.
     num_endpoints
         How many endpoints the deployment has: each has a row in the table of releases.
-    owner
-        Who sends, for messages.
     """
 
-    def __init__(self, descriptor: int, num_endpoints: int, owner: str) -> None:
+    def __init__(self, descriptor: int, num_endpoints: int) -> None:
         self._descriptor = descriptor
-        self._owner = owner
         self._end = table_bytes(num_endpoints)
         self._table = _map_table(descriptor, num_endpoints)
         self._released = self._table.view().cast("q")

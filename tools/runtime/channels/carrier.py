@@ -163,7 +163,7 @@ class SharedMemory:
         self._channels = channels
         self._me = board.endpoints[endpoint]
         count = len(board.endpoints)
-        self._arena = Arena(arenas[endpoint], count, endpoint) if endpoint in arenas else None
+        self._arena = Arena(arenas[endpoint], count) if endpoint in arenas else None
         self._readers = {
             name: ArenaReader(descriptor, count, self._me) for name, descriptor in arenas.items() if name != endpoint
         }
