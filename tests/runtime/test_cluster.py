@@ -170,10 +170,10 @@ def test_too_few_resources_and_no_cluster_are_refused(tmp_path: Path, monkeypatc
     write_application(tmp_path, flat_graph(chain, edges), OPS, it=document)
     built = build_file(tmp_path / "program.yaml")
     placement = read_deployment(tmp_path / "it.yaml", built)
-    layout, place = plan_workers(built, placement, [])
+    layout = plan_workers(built, placement, [])
 
     def begin() -> None:
-        start_workers(built, tmp_path / "program.yaml", placement, layout, place, {}, lambda event: None)
+        start_workers(built, tmp_path / "program.yaml", placement, layout, {}, lambda event: None)
 
     with pytest.raises(InputError, match=r"free resources for 7 workers.*use fewer devices"):
         begin()

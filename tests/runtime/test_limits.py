@@ -249,9 +249,9 @@ def started(folder: Path, launcher: LocalLauncher) -> Supervisor:
     built = build_file(folder / "program.yaml")
     placement = read_deployment(folder / "it.yaml", built)
     profile = folder / "profile.yaml"
-    layout, place = plan_workers(built, placement, [], profile if profile.exists() else None)
+    layout = plan_workers(built, placement, [], profile if profile.exists() else None)
     config = placement.document.config
-    run = Run(folder / "program.yaml", built.folder, built.flat, place, layout, config)
+    run = Run(folder / "program.yaml", built.folder, built.flat, layout, config)
     return Supervisor(run, lambda event: None, launcher)
 
 

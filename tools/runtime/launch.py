@@ -30,7 +30,6 @@ class Run:
     program: Path
     folder: Path
     flat: FlatProgram
-    place: Mapping[str, str]
     layout: Layout
     config: Mapping[str, Any]
     transport: Transport = "shared_memory"

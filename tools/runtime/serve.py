@@ -68,8 +68,8 @@ def serve_deployment(
         The deployment does not fit the program or the devices, or a worker fails.
     """
     placement = read_deployment(deployment, built)
-    layout, place = plan_workers(built, placement, io.devices, profile)
-    with start_workers(built, program, placement, layout, place, io.config, _noting(io)) as supervisor:
+    layout = plan_workers(built, placement, io.devices, profile)
+    with start_workers(built, program, placement, layout, io.config, _noting(io)) as supervisor:
         io.on_where(supervisor.ask_where)
         supervisor.wait_ready()
         io.ready()
@@ -83,7 +83,6 @@ def start_workers(
     program: Path,
     placement: Placement,
     layout: Layout,
-    place: Mapping[str, str],
     config: Mapping[str, Any],
     on_event: Event,
 ) -> Supervisor:
@@ -104,7 +103,7 @@ def start_workers(
     document = placement.document
     transport = "shared_memory" if document.transport == "auto" else document.transport
     run = Run(
-        program, built.folder, built.flat, place, layout, {**document.config, **config}, transport, document.spin_us,
+        program, built.folder, built.flat, layout, {**document.config, **config}, transport, document.spin_us,
         document.operation_timeout_s, _patience_s(document, layout),
     )  # fmt: skip
     if document.cluster == "ray":
@@ -124,10 +123,8 @@ def _patience_s(document: Deployment, layout: Layout) -> float:
     return max(PATIENCE * period_s, MIN_PATIENCE_S)
 
 
-def plan_workers(
-    built: BuiltProgram, placement: Placement, devices: list[str], profile: Path | None = None
-) -> tuple[Layout, dict[str, str]]:
-    """Return the workers of a placement on named devices, and operation path -> group.
+def plan_workers(built: BuiltProgram, placement: Placement, devices: list[str], profile: Path | None = None) -> Layout:
+    """Return the workers of a placement on named devices.
 
     Raises
     ------
@@ -170,7 +167,7 @@ def plan_workers(
         _group_orders(placement, by_devices), document.blocking, document.interleave is not False,
         placement.asynchronous, tiles, document.in_flight, document.nan, placement.stagger,
     )  # fmt: skip
-    return lay_out(built.flat, place, groups, strategy, emulation), place
+    return lay_out(built.flat, place, groups, strategy, emulation)
 
 
 def _emulate(built: BuiltProgram, profile: Profile, placement: Placement, cost: DeploymentCost) -> Emulation:
