@@ -261,7 +261,7 @@ class _Pump:
         except BaseException as error:  # noqa: BLE001 - raised again in the other thread
             self._failed = error
         self._closed.set()
-        self._supervisor.wake()
+        self._supervisor.close_inputs()
 
     def _items(self) -> Iterator[dict[str, Any]]:
         while True:

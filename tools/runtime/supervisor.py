@@ -79,6 +79,7 @@ class Supervisor:
         self._looked_ns = self._begun_ns = monotonic_ns()
         self._cycling = threading.Lock()
         self._num_cycles = self._num_bubbles = 0
+        self._is_closed = False
         self.usage: dict[str, Mapping[str, Any]] = {}
         self._started = started = (launcher or LocalLauncher()).start(run)
         self._inputs, self._outputs = started.inputs, started.outputs
@@ -194,7 +195,7 @@ class Supervisor:
 
     def _flush_staggered(self) -> None:
         """Let staggered operations come to their turn, where no new batch brings it about for too long."""
-        late = monotonic_ns() - self._begun_ns > self._run_spec.patience_s * 1e9
+        late = self._is_closed or monotonic_ns() - self._begun_ns > self._run_spec.patience_s * 1e9
         if late and self._missing and self._num_bubbles < self.layout.depth:
             self._begin_cycle(BUBBLE)
             for name in self._workers:
@@ -204,6 +205,11 @@ class Supervisor:
         # A dead worker shows as a closed connection in `next_output`, with its reason.
         with suppress(OSError):
             message.send(self._started.controls[name])
+
+    def close_inputs(self) -> None:
+        """Say that no more batches come, so that staggered operations need not wait for one."""
+        self._is_closed = True
+        self.wake()
 
     def wake(self) -> None:
         """Make a waiting `next_output` return."""
