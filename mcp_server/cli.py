@@ -43,7 +43,7 @@ def build_parser() -> argparse.ArgumentParser:
     demo.add_argument("app", nargs="?", default="worldplay", help="the application (default: worldplay)")
     demo.add_argument("--json", metavar="FILE", type=Path, help="write the table to FILE")
     demo.add_argument("--workspace", type=Path, default=Path("demo"), help="folder to work in (default: ./demo)")
-    demo.add_argument("--quick", action="store_true", help="one run a variant instead of two")
+    demo.add_argument("--quick", action="store_true", help="one short run a variant instead of two")
 
     call = commands.add_parser("call", help="call one tool of a server started for it; waits for jobs")
     call.add_argument("tool", nargs="?", help="its name")

@@ -23,6 +23,7 @@ MARK = ".flashrt-demo"
 NUM_DEVICES = 2
 LEASE_TTL_S = 900
 DURATION_S = 5.0
+QUICK_DURATION_S = 2.0
 LOG_WIDTH = 150
 MAX_ATTEMPTS = 3
 
@@ -141,6 +142,7 @@ class _Loop:
         self.progress = progress
         self.console = console
         self.num_runs = 1 if quick else 2
+        self.duration_s = QUICK_DURATION_S if quick else DURATION_S
         self.task = progress.add_task("starting the server", total=1.0)
         self.lease = ""
         self.facts: dict[str, Any] = {}
@@ -228,7 +230,7 @@ class _Loop:
         """Find a system's rate through its own buffers."""
         answer = await self.call(
             "bench_run", step, system=system, inputs="inputs.py:batches", scenario="max_rate", devices=self.lease,
-            runs=self.num_runs, duration_s=DURATION_S,
+            runs=self.num_runs, duration_s=self.duration_s,
         )  # fmt: skip
         return answer.record
 

@@ -390,7 +390,11 @@ def test_too_few_inputs_are_named_as_the_cause(toy: Path) -> None:
     [("variants.py:surplus", "6 elements a batch are owed"), ("variants.py:ahead", "came before its input was due")],
 )
 def test_amounts_and_order_that_no_honest_system_has_void_a_run(toy: Path, system: str, expected: str) -> None:
-    settings = RunSettings(runs=1, duration_s=0.2, max_batches=30, elements_per_batch={"frames": 6}, timeout_s=20)
+    # Inputs come by the clock: outputs that are there at once are then early on any machine.
+    settings = RunSettings(
+        scenario="realtime", period_ms=20, runs=1, duration_s=2, max_batches=30,
+        elements_per_batch={"frames": 6}, timeout_s=20,
+    )  # fmt: skip
     result = run_benchmark(resolve_system(system, toy), INPUTS, toy, toy, settings)
     assert not result["valid"]
     assert any(expected in reason for reason in result["reasons"]), result["reasons"]

@@ -74,6 +74,18 @@ SPREAD = {
     "place": {"p": "a", "q": "b", "wide": "c", "end": "d"},
     "cluster": "ray",
 }
+# Three workers on two nodes: enough for one to be lost.
+SHORT = flat_graph(
+    {name: NODES[name] for name in ("p", "q", "end")},
+    [edge("x", "p.x"), edge("p.y", "q.x", "streaming", chunks=3), edge("p.y", "end.z"), edge("q.y", "end.x"),
+     edge("end.y", "y"), edge("end.pid", "pid")],
+    states={"n": {}}, outputs={"y": {}, "pid": {}},
+)  # fmt: skip
+SHORT_SPREAD = {
+    "groups": {"a": [0], "b": [1], "d": [2]},
+    "place": {"p": "a", "q": "b", "end": "d"},
+    "cluster": "ray",
+}
 pytestmark = pytest.mark.slow
 
 
@@ -129,7 +141,7 @@ def test_the_same_document_gives_the_same_results_and_what_breaks_is_named(tmp_p
 
 @pytest.mark.parametrize("how", ["node", "silence"])
 def test_a_lost_node_is_reported_with_what_was_lost(tmp_path: Path, nodes: Cluster, how: str) -> None:
-    write_application(tmp_path, DOCUMENT, OPS, it=SPREAD)
+    write_application(tmp_path, SHORT, OPS, it=SHORT_SPREAD)
     batches = items(1)
     with start(tmp_path, "it.yaml", batches) as process:
         process.wait_ready(120)

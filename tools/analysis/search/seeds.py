@@ -20,7 +20,7 @@ def plant_seeds(
 ) -> None:
     """Offer the archive the best cut for every sequence of group sizes that the devices have room for."""
     problem = model.problem
-    sequence = [int(op) for op in problem.sequence]
+    sequence = _dataflow_order(model)
     sizes = [int(size) for size in problem.sizes]
     search = fresh()
     num_devices = int(search.control[arrays.DEVICES])
@@ -32,6 +32,12 @@ def plant_seeds(
                      for size in chosen])  # fmt: skip
         if ends is not None:
             _offer(kernel, model, variant, archive, fresh(), chosen, ends)
+
+
+def _dataflow_order(model: Model) -> list[int]:
+    """Return the operations so that each comes after all that it waits for within a batch."""
+    num_before = model.problem.before.sum(axis=0).tolist()
+    return sorted(range(len(num_before)), key=lambda op: (num_before[op], op))
 
 
 def _compositions(sizes: Sequence[int], room: int, longest: int) -> Iterator[tuple[int, ...]]:
@@ -74,7 +80,7 @@ def _offer(
     chosen: Sequence[int], ends: Sequence[int],
 ) -> None:  # fmt: skip
     problem = model.problem
-    sequence = [int(op) for op in problem.sequence]
+    sequence = _dataflow_order(model)
     begin, device = 0, 0
     for size, end in zip(chosen, ends, strict=True):
         mask = ((1 << size) - 1) << device

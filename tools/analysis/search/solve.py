@@ -14,6 +14,7 @@ from flashrt.analysis.ordering import apply_order
 from flashrt.analysis.profile import Profile
 from flashrt.analysis.search import arrays
 from flashrt.analysis.search.arrays import Archive, Search
+from flashrt.analysis.search.closing import Answer, Question
 from flashrt.analysis.search.kernel import load_kernel
 from flashrt.analysis.search.layout import Found, place_found
 from flashrt.analysis.search.model import Model
@@ -27,8 +28,13 @@ TOLERANCES = (400, 100, 0)
 FINE_TOLERANCES = (400, 250, 150, 100, 70, 50, 30, 20, 10, 0)
 """For programs that the time limit probably cuts: the last round that ends is the gap."""
 MANY_OPERATIONS = 14
+TREE_SHARE = 0.5
+CLOSING_TOLERANCES = (Fraction(5, 100), Fraction(1, 100), Fraction(0))
+"""In rounds: first all boxes but for a share of five per cent, then what is left."""
 MAX_POINTS = 512
 NODES_PER_STEP = 20_000
+Figures = Sequence[tuple[Fraction, Fraction]]
+"""Period and latency of points, the smallest period first; ticks of the search."""
 OBJECTIVES = {"front": arrays.FRONT, "rate": arrays.RATE, "latency": arrays.LATENCY, "devices": arrays.FRONT}
 
 
@@ -40,8 +46,78 @@ class Solution:
     """By period, the smallest first."""
     tolerance: Fraction | None
     """No deployment is better than all points by more than this share in both figures; 0: proved; None: no proof."""
+    gaps: list[Fraction | None]
+    """The same of each point: none is better than it by more in both figures."""
     num_nodes: int = 0
     seconds: float = 0.0
+
+
+class Boxes:
+    """The regions in which a better deployment than the points would be, and what is known of them.
+
+    Parameters
+    ----------
+    furthest
+        Ticks that stand for no bound.
+    share
+        No deployment is better than all points by more than this share in both figures, or None.
+    """
+
+    def __init__(self, objective: int, furthest: int, share: Fraction | None) -> None:
+        self._objective = objective
+        self._furthest = furthest
+        self._share = share
+        self.empty: list[tuple[int, int]] = []
+        """Periods and latencies, in ticks, that no deployment keeps both."""
+
+    def find_open(self, figures: Figures, share: Fraction) -> list[tuple[int, int]]:
+        """Return the period and latency of every box that is not known to be empty but for a share."""
+        found = []
+        for period, latency in self._list(figures):
+            box = self._below(period, share), self._below(latency, share)
+            if min(box) >= 0 and not any(box[0] <= a and box[1] <= b for a, b in self.empty):
+                found.append(box)
+        return found
+
+    def find_gaps(self, figures: Figures) -> list[Fraction | None]:
+        """Return for every box by how much its contents may be better; empty regions close all but a tick."""
+        gaps: list[Fraction | None] = []
+        for period, latency in self._list(figures):
+            known = [] if self._share is None else [self._share]
+            for a, b in self.empty:
+                if (period is None and a < self._furthest) or (latency is None and b < self._furthest):
+                    continue
+                known.append(
+                    max(
+                        Fraction(0) if period is None else period / (a + 1) - 1,
+                        Fraction(0) if latency is None else latency / (b + 1) - 1,
+                        Fraction(0),
+                    )
+                )
+            gaps.append(min(known, default=None))
+        return gaps
+
+    def gap_of(self, figures: Figures, at: int) -> Fraction | None:
+        """Return by how much a deployment may be better than a point."""
+        gaps = self.find_gaps(figures)
+        beside = gaps if self._objective in (arrays.RATE, arrays.LATENCY) else gaps[at : at + 2]
+        return None if None in beside else max(gap for gap in beside if gap is not None)
+
+    def _list(self, figures: Figures) -> list[tuple[Fraction | None, Fraction | None]]:
+        """Return the bounds below which each box lies; None for none."""
+        if not figures:
+            return [(None, None)]
+        if self._objective == arrays.RATE:
+            return [(figures[0][0], None), (figures[0][0] + 1, figures[0][1])]
+        if self._objective == arrays.LATENCY:
+            return [(None, figures[-1][1]), (figures[-1][0], figures[-1][1] + 1)]
+        periods = [*(period for period, _ in figures), None]
+        latencies = [None, *(latency for _, latency in figures)]
+        return list(zip(periods, latencies, strict=True))
+
+    def _below(self, figure: Fraction | None, share: Fraction) -> int:
+        """Return the largest number of ticks that is below a figure by more than a share."""
+        return self._furthest if figure is None else -(-figure // (1 + share)) - 1
 
 
 @dataclass
@@ -78,23 +154,89 @@ class Solver:
         begin = time.monotonic()
         deadline = begin + time_limit_s
         proved: int | None = None
+        # Half of the time is for the tree; what it leaves open is asked of CP-SAT.
+        own = deadline if self.first_only else begin + time_limit_s * TREE_SHARE
         if not self.first_only:
             for variant, model in enumerate(self.models):
                 plant_seeds(kernel, model, variant, self.archive, partial(self._fresh, model, turns=False))
+        if self.nested and not self.first_only:
+            # Disjoint groups are a small part of the space, and most of its best points.
+            self.nested = False
+            self._round(kernel, begin + time_limit_s / 4)
+            self.nested, self.archive.count[2] = True, 0
         tolerances = FINE_TOLERANCES if len(self.ask.degrees) > MANY_OPERATIONS else TOLERANCES
         for tolerance in (0,) if self.first_only else tolerances:
             self.archive.count[1] = tolerance
             for index in range(self.archive.count[0]):
                 kernel["lower"](self.archive, index)
-            if not self._round(kernel, deadline):
+            if not self._round(kernel, own):
                 break
             proved = tolerance
-        return Solution(
-            sorted(self._points(), key=lambda found: (found.period, found.latency)),
-            None if proved is None else Fraction(proved, 1000),
-            self.num_nodes,
-            time.monotonic() - begin,
-        )
+        share = None if proved is None else Fraction(proved, 1000)
+        boxes = Boxes(self.objective, int(self.models[0].problem.longest[0]), share)
+        if share != 0 and not self.first_only:
+            self.archive.count[1] = self.archive.count[2] = 0
+            self._close(kernel, boxes, deadline)
+        found = sorted(self._points(), key=lambda found: (found.period, found.latency))
+        figures = self._figures()
+        gaps = boxes.find_gaps(figures)
+        whole = None if None in gaps else max(gap for gap in gaps if gap is not None)
+        of_points = [boxes.gap_of(figures, at) for at in range(len(found))]
+        return Solution(found, whole, of_points, self.num_nodes, time.monotonic() - begin)
+
+    def _figures(self) -> Figures:
+        """Return period and latency of every point, in ticks of the search, the smallest period first."""
+        rows = self.archive.figures[: self.archive.count[0]].tolist()
+        return sorted((Fraction(row[0], row[1]), Fraction(row[2], row[3])) for row in rows)
+
+    def _close(self, kernel: Any, boxes: Boxes, deadline: float) -> None:
+        """Ask CP-SAT, box by box, whether anything is better; put what it finds into the archive."""
+        for share in CLOSING_TOLERANCES:
+            given_up: set[tuple[int, int]] = set()
+            while True:
+                open_ones = [box for box in boxes.find_open(self._figures(), share) if box not in given_up]
+                left = deadline - time.monotonic()
+                if not open_ones or left <= 0:
+                    break
+                box = open_ones[0]
+                limit_s = max(left / len(open_ones), min(left, 0.5))
+                if not self._ask_box(kernel, boxes, box, limit_s):
+                    given_up.add(box)
+
+    def _ask_box(self, kernel: Any, boxes: Boxes, box: tuple[int, int], limit_s: float) -> bool:
+        """Return whether the box is closed now, or a point was found in it."""
+        limits = [int(value) for value in self.models[0].problem.limits]
+        period = box[0] if limits[0] < 0 else min(box[0], limits[0] // limits[1])
+        latency = box[1] if limits[2] < 0 else min(box[1], limits[2] // limits[3])
+        closed = True
+        for variant, model in enumerate(self.models):
+            answer = Question(self.ask, model, period, latency, nested=self.nested).solve(limit_s / len(self.models))
+            if answer is None:
+                closed = False
+            elif not isinstance(answer, bool):
+                before = self.archive.figures.copy()
+                self._offer(kernel, variant, model, answer)
+                return bool((before != self.archive.figures).any())
+        if closed:
+            boxes.empty.append(box)
+        return closed
+
+    def _offer(self, kernel: Any, variant: int, model: Model, answer: Answer) -> None:
+        """Find the exact figures of what CP-SAT has found."""
+        for turns in (False, True) if model.has_turns else (False,):
+            search = self._fresh(model, turns=turns)
+            search.control[arrays.NUM_GROUPS] = 0
+            for op, mask in enumerate(answer[0]):
+                search.masks[op], search.size_of[op] = mask, kernel["index_of_size"](model.problem, mask)
+            for mask in sorted(set(answer[0])):
+                search.groups[search.control[arrays.NUM_GROUPS]] = mask
+                search.control[arrays.NUM_GROUPS] += 1
+            search.relation[:] = answer[1]
+            kernel["set_times"](model.problem, search, int(model.problem.longest[0]), 1)
+            if turns:
+                self._offer_turns(kernel, variant, model, search)
+            else:
+                kernel["settle"](model.problem, search, self.archive, variant)
 
     def _round(self, kernel: Any, deadline: float) -> bool:
         """Search every variant to its end; return False when the time or the room for points ran out."""
