@@ -99,24 +99,27 @@ def devices_to_plan(given: int | str | Sequence[str]) -> DevicesToPlan:
     names = device_names(given)
     if isinstance(given, str) and given.startswith("lease"):
         devices = gpu.lease_devices(given)
+    elif names and all(name.startswith("emulated-") for name in names):
+        return DevicesToPlan(len(names), "emulated")
     else:
         known = {device_name(device.kind, device.index): device for device in gpu.inventory().devices}
         devices = tuple(known[name] for name in names if name in known)
-        if len(devices) < len(names):
-            # Emulated ones that nobody declared: there is nothing to know of them.
-            return DevicesToPlan(len(names), "emulated")
+        kinds = sorted({name.partition("-")[0].partition(":")[0] for name in names})
+        if len(kinds) > 1:
+            raise _several_kinds(kinds)
     if not devices:
         raise InputError(
             Finding("argument 'devices'", "a number of devices, a lease id, or names", repr(given),
                     "say how many devices to plan for", rule="no-devices")
         )  # fmt: skip
-    kinds = sorted({device.kind for device in devices})
-    if len(kinds) > 1:
-        raise InputError(
-            Finding("argument 'devices'", "devices of one kind", listed(kinds), "plan for one kind at a time",
-                    rule="several-kinds")
-        )  # fmt: skip
     return _known_devices(devices)
+
+
+def _several_kinds(kinds: Sequence[str]) -> InputError:
+    return InputError(
+        Finding("argument 'devices'", "devices of one kind", listed(kinds), "plan for one kind at a time",
+                rule="several-kinds")
+    )  # fmt: skip
 
 
 def _known_devices(devices: Sequence[Device]) -> DevicesToPlan:

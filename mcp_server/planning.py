@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -28,7 +29,7 @@ from flashrt.mcp_server.devices import DevicesToPlan, device_name, devices_to_pl
 from flashrt.mcp_server.workspace import Workspace
 
 TOOL = "plan_deployment"
-RETRY = "correct it and call plan_deployment again"
+RETRY = "call plan_deployment again"
 DEFAULT_MIN_GAIN = 0.005
 DEFAULT_TIME_LIMIT_S = 10.0
 MAX_CHARTS = 24
@@ -227,7 +228,7 @@ def keep_deployment(workspace: Workspace, point: Point) -> Written:
     text = as_yaml(point.deployment)
     identity = f"deploy-{hashlib.sha256(text.encode()).hexdigest()[:ID_DIGITS]}"
     path = workspace.folder("deployments") / f"{identity}.yaml"
-    part = path.with_name(f"{path.name}.part")
+    part = path.with_name(f"{path.name}.{uuid.uuid4().hex[:8]}.part")
     part.write_text(text)
     part.replace(path)
     workspace.store.put_record("deployment", identity, {"deployment": identity, "made_by": TOOL}, path)

@@ -19,6 +19,8 @@ from flashrt.gpu import Device
 from flashrt.ir import build_file, interpret, read_document
 from flashrt.mcp_server.cli import main
 from flashrt.mcp_server.devices import _known_devices, devices_to_plan
+from flashrt.mcp_server.planning import read_question
+from flashrt.mcp_server.workspace import Workspace
 from tests.runtime import running
 from tests.server.connection import connected
 
@@ -170,8 +172,10 @@ async def test_documents_run_by_their_ids_with_every_tool_and_the_command(worksp
     async with connected(workspace) as session:
         inline = read_document(workspace / "program.yaml")
         program = (await session.call("ir_build", program=inline))["program"]
-        found = await session.finish("plan_deployment", program=program, profile="short.yaml", devices=2)
-        best = found["front"][0]
+        found = await session.finish(
+            "plan_deployment", program=program, profile="short.yaml", devices=2, objective="rate"
+        )
+        (best,) = found["front"]
         assert best["period_ms"] == 6
         assert sorted(one["index"] for one in found["ranked"]) == list(range(len(found["front"])))
         # The program has no file beside its ops, so deployments name its id: tools and the command find it.
@@ -217,6 +221,7 @@ WRONG: list[tuple[dict[str, Any], list[str]]] = [
     ({"pins": {"plce": {}, "degree": {"vae": "two"}}}, ["argument 'pins'", "did you mean 'place'", "integer"]),
     ({"devices": "lease-9-abcdef", "pins": {"degre": {}}}, ["lease-9-abcdef", "did you mean 'degree'"]),
     ({"devices": ["gpu-0"]}, ["'gpu-0'", "argument 'devices'"]),
+    ({"devices": ["cpu-0", "emulated-1"]}, ["argument 'devices'", "devices of one kind", "'cpu', 'emulated'"]),
     ({"devices": []}, ["argument 'devices'", "how many"]),
     ({"objective": "devices"}, ["objective 'devices'", "min_fps"]),
     ({"objective": "fast", "device": 2}, ["argument 'device'", "did you mean 'devices'", "argument 'objective'"]),
@@ -257,15 +262,13 @@ async def test_a_lease_says_how_many_devices_of_which_kind(workspace: Path) -> N
         given = devices_to_plan(cores["lease"])
         assert (given.num_devices, given.kind, given.islands, given.memory_bytes) == (1, "cpu", (), None)
         lease = await session.call("gpu_acquire", count=2, holder="agent-1", kind="emulated")
-        found = await session.finish(
-            "plan_deployment", program="program.yaml", profile="profile.yaml", devices=lease["lease"],
-            objective="latency",
-        )  # fmt: skip
-        assert len(found["front"]) == 1
-        assert found["num_devices"] == 2
-        assert {point["deployment"]["devices"] for point in found["front"]} == {"emulated"}
-        assert any("memory of a device" in note for note in found["notes"])
-        assert any("times are of 'cpu'" in note for note in found["notes"])
+        question = read_question(
+            Workspace(workspace), {"program": "program.yaml", "profile": "profile.yaml", "devices": lease["lease"]}
+        )
+        request = question.request
+        assert (request.num_devices, request.device_kind, request.memory_bytes) == (2, "emulated", None)
+        assert any("memory of a device" in note for note in question.notes)
+        assert any("times are of 'cpu'" in note for note in question.notes)
         for one in (cores, lease):
             await session.call("gpu_release", lease=one["lease"])
 
