@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from flashrt import __version__
 from flashrt.errors import FlashrtError
+from flashrt.mcp_server.plan_command import add_plan
 
 if TYPE_CHECKING:
     from flashrt.mcp_server.client import Answer
@@ -63,6 +64,7 @@ def build_parser() -> argparse.ArgumentParser:
     deploy.add_argument("--trace", type=Path, metavar="FILE", help="write a Perfetto trace of what was done")
     _add_workspace(deploy)
 
+    _add_workspace(add_plan(commands))
     commands.add_parser("doctor", help="say what works on this machine and what to install")
     return parser
 
@@ -97,6 +99,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 
             given = {key: value for key, value in vars(options).items() if key != "command"}
             return run_deploy(DeployOptions(**given))
+        if options.command == "plan":
+            from flashrt.mcp_server.plan_command import run_plan
+
+            return run_plan(options)
         if options.command == "doctor":
             from flashrt.mcp_server.doctor import run_doctor
 

@@ -20,8 +20,9 @@ from flashrt.analysis.deployment import Deployment, read_deployment
 from flashrt.bench import read_inputs, resolve_system
 from flashrt.clock import monotonic_ns
 from flashrt.errors import FlashrtError, input_error
-from flashrt.ir import build_file
+from flashrt.ir import build, read_document
 from flashrt.mcp_server.devices import device_name, device_names
+from flashrt.mcp_server.workspace import Workspace
 from flashrt.runtime.lifeline import MARK, kill_marked
 from flashrt.runtime.service import Client, Service
 from flashrt.runtime.trace import is_emulated, trace_events, utilisation
@@ -50,13 +51,13 @@ class DeployOptions:
 def run_deploy(options: DeployOptions) -> int:
     """Run a deployment until SIGINT or SIGTERM, or until the given inputs are done; return the exit status."""
     workspace = options.workspace.resolve()
-    system = resolve_system(options.document, workspace)
-    if system.kind != "deployment" or system.program is None:
+    system = resolve_system(options.document, workspace, find_id=Workspace(workspace).find_id)
+    if system.kind != "deployment" or system.program is None or system.folder is None:
         raise input_error(
             f"document '{options.document}'", "a deployment (schema flashrt/deployment@1)", f"a {system.kind}",
-            "name a deployment document; plan one with analyze",
+            "name a deployment document; plan_deployment makes them",
         )  # fmt: skip
-    built = build_file(system.program)
+    built = build(read_document(system.program), system.folder, f"program '{system.program.name}'")
     deployment = read_deployment(system.path, built).document
     if options.trace is not None and not options.trace.resolve().parent.is_dir():
         raise input_error(

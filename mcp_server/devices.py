@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
-from flashrt.errors import input_error, listed
+from flashrt.errors import Finding, InputError, input_error, listed
+from flashrt.gpu import Device, Kind
 
 PREFIXES = ("cpu-", "cuda:", "rocm:", "emulated-")
 
@@ -62,6 +64,89 @@ def _is_device(name: object) -> bool:
 def device_name(kind: str, index: int) -> str:
     """Return how runs call a device: ``cpu-0``, ``cuda:1``, ``emulated-3``."""
     return f"{kind}:{index}" if kind in {"cuda", "rocm"} else f"{kind}-{index}"
+
+
+@dataclass(frozen=True)
+class DevicesToPlan:
+    """What is known of the devices to plan for; they are numbered from 0, in the lease's order."""
+
+    num_devices: int
+    kind: Kind | None
+    """None where only their number is given."""
+    islands: tuple[tuple[int, ...], ...] = ()
+    """Numbers that fast links join; empty: all are joined."""
+    memory_bytes: int | None = None
+    """Of the smallest device; None: not known."""
+    names: tuple[str, ...] = ()
+    """What kinds of product they are."""
+    notes: tuple[str, ...] = ()
+
+
+def devices_to_plan(given: int | str | Sequence[str]) -> DevicesToPlan:
+    """Return the devices to plan for: a number of them, a lease's, or named ones.
+
+    Raises
+    ------
+    InputError
+        An ended or unknown lease, names that are no devices, or devices of several kinds.
+    """
+    if isinstance(given, int):
+        return DevicesToPlan(given, None)
+    if isinstance(given, str) and given.strip().isdecimal():
+        return DevicesToPlan(int(given), None)
+    from flashrt import gpu
+
+    names = device_names(given)
+    if isinstance(given, str) and given.startswith("lease"):
+        devices = gpu.lease_devices(given)
+    elif names and all(name.startswith("emulated-") for name in names):
+        return DevicesToPlan(len(names), "emulated")
+    else:
+        known = {device_name(device.kind, device.index): device for device in gpu.inventory().devices}
+        devices = tuple(known[name] for name in names if name in known)
+        kinds = sorted({name.partition("-")[0].partition(":")[0] for name in names})
+        if len(kinds) > 1:
+            raise _several_kinds(kinds)
+    if not devices:
+        raise InputError(
+            Finding("argument 'devices'", "a number of devices, a lease id, or names", repr(given),
+                    "say how many devices to plan for", rule="no-devices")
+        )  # fmt: skip
+    return _known_devices(devices)
+
+
+def _several_kinds(kinds: Sequence[str]) -> InputError:
+    return InputError(
+        Finding("argument 'devices'", "devices of one kind", listed(kinds), "plan for one kind at a time",
+                rule="several-kinds")
+    )  # fmt: skip
+
+
+def _known_devices(devices: Sequence[Device]) -> DevicesToPlan:
+    members: dict[str, list[int]] = {}
+    for number, device in enumerate(devices):
+        members.setdefault(device.island, []).append(number)
+    islands = tuple(tuple(numbers) for numbers in members.values()) if len(members) > 1 else ()
+    kind, memory, notes = devices[0].kind, None, []
+    if islands:
+        notes.append(
+            f"groups stay within the islands {[list(island) for island in islands]} of the devices' fast links; give "
+            "'islands' to plan for others"
+        )
+    if kind in {"cuda", "rocm"}:
+        free = [
+            device.memory_total_bytes if device.memory_free_bytes is None else device.memory_free_bytes
+            for device in devices
+        ]
+        memory = min((size for size in free if size is not None), default=None)
+        if memory is not None:
+            notes.append(f"memory: {memory} bytes, what the fullest of these devices has free; give 'memory_bytes' to "
+                         "plan for other")  # fmt: skip
+    if memory is None:
+        notes.append(f"memory of a device of kind {kind} is not known by itself: unlimited unless 'memory_bytes' says")
+    return DevicesToPlan(
+        len(devices), kind, islands, memory, tuple(sorted({device.name for device in devices})), tuple(notes)
+    )
 
 
 def check_degrees(degrees: Sequence[int] | None) -> None:

@@ -11,7 +11,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -26,6 +26,7 @@ from flashrt.variants.variant import as_time
 JOB_FUNCTIONS: dict[str, str] = {
     "ir_interpret": "flashrt.mcp_server.work:ir_interpret",
     "profile_measure": "flashrt.mcp_server.work:profile_measure",
+    "plan_deployment": "flashrt.mcp_server.work:plan_deployment",
     "equivalence_check": "flashrt.mcp_server.work:equivalence_check",
     "bench_run": "flashrt.mcp_server.work:bench_run",
 }
@@ -328,12 +329,19 @@ def _as_job(store: Store, row: sqlite3.Row) -> Job:
 def _artifacts(store: Store, job: str, result: Mapping[str, Any] | None) -> tuple[str, ...]:
     """Return what the result names under ``artifacts``, else the files that the work wrote to its folder."""
     named = (result or {}).get("artifacts")
-    if isinstance(named, Mapping):
-        named = list(named.values())
-    if isinstance(named, list):
-        return tuple(str(one) for one in named)
+    if isinstance(named, Mapping | list):
+        return tuple(_leaves(named))
     files = [path for path in (job_folder(store.workspace, job) / "files").rglob("*") if path.is_file()]
     return tuple(sorted(str(path.relative_to(store.workspace)) for path in files))
+
+
+def _leaves(named: Any) -> Iterator[str]:
+    """Yield the paths in a result's artifacts, whatever they are arranged by."""
+    if isinstance(named, Mapping | list):
+        for one in named.values() if isinstance(named, Mapping) else named:
+            yield from _leaves(one)
+    else:
+        yield str(named)
 
 
 def _tail(path: Path) -> str:

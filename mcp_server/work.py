@@ -175,6 +175,49 @@ def profile_measure(root: Path, arguments: Mapping[str, Any], progress: Progress
     return {"profile": identity, "path": workspace.relative(path), "program": built.id, "document": document}
 
 
+def plan_deployment(root: Path, arguments: Mapping[str, Any], progress: Progress, folder: Path) -> dict[str, Any]:
+    """Search the deployments of a program, write each point's document, and draw the front and every point."""
+    from flashrt.mcp_server.planning import ask, draw, keep_deployment, rank, read_question
+
+    workspace = Workspace(root)
+    question = read_question(workspace, arguments)
+    result = ask(question, progress)
+    progress(0.6, f"{len(result.points)} points; ranking them under the profile's spread")
+    ranked = rank(question, result.points)
+    written = [keep_deployment(workspace, point) for point in result.points]
+    progress(0.7, "drawing")
+    paths, notes = draw(question, result, folder)
+    charts = [{name: workspace.relative(path) for name, path in chart.items()} for chart in paths.pop("gantt")]
+    request, identity = question.request, new_id("plan")
+    record = {
+        "plan": identity,
+        "program": question.built.id,
+        "profile": question.profile_name,
+        "provenance": result.provenance,
+        "figures": "predicted",
+        "emulated": request.device_kind == "emulated",
+        "num_devices": request.num_devices,
+        "islands": [list(island) for island in request.islands],
+        "memory_bytes": request.memory_bytes,
+        "min_gain": request.min_gain,
+        "front": [
+            {**point.as_dict(), "id": one.id, "path": workspace.relative(one.path)}
+            for point, one in zip(result.points, written, strict=True)
+        ],
+        "proof": result.proof.as_dict(),
+        "left_out": [one.as_dict() for one in result.left_out],
+        "ranked": ranked,
+        "notes": [*question.notes, *result.notes, *notes],
+        "num_nodes": result.num_nodes,
+        "seconds": round(result.seconds, 3),
+        "artifacts": {**{name: workspace.relative(path) for name, path in paths.items()}, "gantt": charts},
+    }
+    path = folder / "plan.json"
+    path.write_text(json.dumps(record, indent=1))
+    workspace.store.put_record("plan", identity, record, path)
+    return record
+
+
 def find_system(workspace: Workspace, reference: str, where: str, kinds: Sequence[str] = ()) -> Any:
     """Return the system that a reference names; `kinds` bounds what it may be."""
     from flashrt.bench import resolve_system

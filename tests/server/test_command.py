@@ -112,7 +112,7 @@ def test_a_reader_that_goes_away_is_no_error(workspace: Path) -> None:
 def test_help_lists_the_commands_and_version_is_the_package_s(tmp_path: Path) -> None:
     shown = flashrt("--help", cwd=tmp_path)
     assert shown.returncode == 0
-    for command in ("serve", "demo", "call", "doctor"):
+    for command in ("serve", "demo", "call", "plan", "deploy", "doctor"):
         assert command in shown.stdout
     assert flashrt("--version", cwd=tmp_path).stdout.split() == ["flashrt", __version__]
     script = Path(sys.executable).with_name("flashrt")

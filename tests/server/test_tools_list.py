@@ -20,7 +20,7 @@ MAX_TOOLS = 24
 MAX_CHARACTERS = 40_000
 # As interfaces.md has them, those that exist so far.
 NAMES = {
-    "ir_build", "ir_interpret", "analyze", "profile_measure", "equivalence_check", "bench_run",
+    "ir_build", "ir_interpret", "analyze", "profile_measure", "plan_deployment", "equivalence_check", "bench_run",
     "bench_compare", "gpu_status", "gpu_acquire", "gpu_renew", "gpu_release", "variant_add", "variant_next",
     "variant_update", "variant_list", "job_wait", "job_cancel",
 }  # fmt: skip

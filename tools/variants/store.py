@@ -22,11 +22,11 @@ KINDS: tuple[str, ...] = get_args(Kind)
 # What makes a record of each kind, for the error that an unknown id gets.
 MAKERS = {
     "program": "ir_build",
-    "deployment": "write a deployment document and name its path",
+    "deployment": "plan_deployment, or write a deployment document and name its path",
     "profile": "profile_measure, or write a profile document and name its path",
     "equivalence": "equivalence_check",
     "run": "bench_run",
-    "plan": "analyze",
+    "plan": "plan_deployment",
 }
 FOLDER = ".flashrt"
 

@@ -40,9 +40,10 @@ def describe_path(cost: DeploymentCost) -> str:
     waits = [step for step in steps if step.batches]
     text = f"the path {_chain(steps)} binds the latency: {cost.latency_ms:g} ms"
     if waits:
-        text += (
-            f"; it waits for other batches at {', '.join(_name(step) for step in waits)}, so "
-            f"{sum(step.batches for step in waits):+d} periods are taken off it"
+        batches = sum(step.batches for step in steps)
+        moved = f"{abs(batches)} period{'s' if abs(batches) != 1 else ''}"
+        text += f"; it waits for other batches at {', '.join(_name(step) for step in waits)}, so {moved} " + (
+            "come on top of it" if batches < 0 else "are taken off it"
         )
     return text
 

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from fractions import Fraction
-from typing import Any
 
-from flashrt.analysis.cost import DeploymentCost, evaluate_placement, to_ms
+from flashrt.analysis.cost import evaluate_placement, to_ms
 from flashrt.analysis.deployment import deployment_document, read_deployment
 from flashrt.analysis.profile import Profile
 from flashrt.analysis.search.explain import describe_cycle, describe_device, describe_path
@@ -16,87 +15,12 @@ from flashrt.analysis.search.layout import Found, write_document
 from flashrt.analysis.search.model import build_models
 from flashrt.analysis.search.request import SearchRequest
 from flashrt.analysis.search.resolve import Ask, resolve_request
-from flashrt.analysis.search.sensitivity import Sensitivity, find_sensitivity
+from flashrt.analysis.search.result import LeftOut, Point, Proof, SearchResult
+from flashrt.analysis.search.sensitivity import find_sensitivity
 from flashrt.analysis.search.solve import OBJECTIVES, Solution, Solver
-from flashrt.errors import InternalFaultError
+from flashrt.analysis.search.thin import scope_of, thin_front, untried_edges, untried_note
+from flashrt.errors import Finding, InputError, InternalFaultError
 from flashrt.ir import BuiltProgram
-
-
-@dataclass(frozen=True)
-class Proof:
-    """How good a point is known to be."""
-
-    status: str
-    """``optimal``: nothing that was asked for is better; ``gap``: the time limit cut the search."""
-    gap: float | None = None
-    """Nothing is better in period and latency by more than this share; None: nothing is known."""
-    bound: dict[str, float] | None = None
-    """`period_ms` and `latency_ms` below which nothing can be at once, where there is a gap."""
-
-    def as_dict(self) -> dict[str, Any] | str:
-        """Return ``optimal``, or the gap and the bound."""
-        return self.status if self.status == "optimal" else {"gap": self.gap, "bound": self.bound}
-
-
-@dataclass(frozen=True)
-class Point:
-    """One deployment that was found."""
-
-    period_ms: float
-    """Smallest period that it sustains."""
-    fps: float | None
-    latency_ms: float
-    """From a batch being ready to its last output, at that period."""
-    first_output_ms: float
-    d0_ms: float
-    """Action-to-visible latency at that period."""
-    num_devices: int
-    proof: Proof
-    deployment: dict[str, Any]
-    """Ready for `read_deployment` and the runtime."""
-    runnable: bool
-    """Whether the runtime runs it; see `notes` for what it does not."""
-    notes: tuple[str, ...]
-    period_because: str
-    """Which cycle binds the period."""
-    latency_because: str
-    """Which path binds the latency."""
-    one_more_device: str
-    """What another device would buy."""
-    sensitivity: tuple[Sensitivity, ...]
-    cost: DeploymentCost
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return a JSON-ready record."""
-        return {
-            "period_ms": self.period_ms, "fps": self.fps, "latency_ms": self.latency_ms,
-            "first_output_ms": self.first_output_ms, "d0_ms": self.d0_ms, "num_devices": self.num_devices,
-            "proof": self.proof.as_dict(), "deployment": self.deployment, "runnable": self.runnable,
-            "notes": list(self.notes), "period_because": self.period_because,
-            "latency_because": self.latency_because, "one_more_device": self.one_more_device,
-            "sensitivity": [one.as_dict() for one in self.sensitivity],
-            "critical_cycle": [step.as_dict() for step in self.cost.critical_cycle],
-            "latency_path": [step.as_dict() for step in self.cost.latency_path],
-        }  # fmt: skip
-
-
-@dataclass(frozen=True)
-class SearchResult:
-    """What a search found, best period first."""
-
-    points: tuple[Point, ...]
-    proof: Proof
-    """Of the whole front: that nothing is missing."""
-    num_nodes: int
-    seconds: float
-    provenance: str
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return a JSON-ready record."""
-        return {
-            "points": [point.as_dict() for point in self.points], "proof": self.proof.as_dict(),
-            "num_nodes": self.num_nodes, "seconds": round(self.seconds, 3), "provenance": self.provenance,
-        }  # fmt: skip
 
 
 def search_deployments(built: BuiltProgram, profile: Profile, request: SearchRequest) -> SearchResult:
@@ -110,14 +34,32 @@ def search_deployments(built: BuiltProgram, profile: Profile, request: SearchReq
     """
     ask = resolve_request(built, profile, request)
     solution, ask = solve_request(built, profile, request, ask)
+    untried = untried_edges(built)
     if not solution.found:
-        raise explain_infeasible(built, profile, request, ask, proved=solution.tolerance is not None)
-    found = _wanted(solution.found, request)
+        refused = explain_infeasible(built, profile, request, ask, proved=solution.tolerance is not None)
+        raise _with_scope(refused, untried)
+    found, left_out = _wanted(solution.found, request)
     richer = _one_more(built, profile, request, solution)
-    points = tuple(_point(built, profile, request, ask, one, _proof(solution.tolerance, one), richer) for one in found)
-    return SearchResult(
-        points, _proof(solution.tolerance, None), solution.num_nodes, solution.seconds, profile.provenance
+    scope = scope_of(untried)
+    points = tuple(
+        _point(built, profile, request, ask, one, _proof(solution.tolerance, one, scope), richer) for one in found
     )
+    return SearchResult(
+        points, _proof(solution.tolerance, None, scope), solution.num_nodes, solution.seconds, profile.provenance,
+        tuple(left_out), (untried_note(untried),) if untried else (),
+    )  # fmt: skip
+
+
+def _with_scope(refused: InputError, untried: Sequence[str]) -> InputError:
+    """Return the refusal with what it does not cover: a limit might be kept by running other edges whole."""
+    limits = {"rate-not-reached", "latency-not-reached", "limits-not-reached"}
+    if not untried or not limits & {finding.rule for finding in refused.findings}:
+        return refused
+    note = Finding(
+        "search, streaming edges", "every edge that might be better whole tried so", untried_note(untried),
+        "change the edges' mode where that may help, then call again", rule="not-all-searched", severity="info",
+    )  # fmt: skip
+    return InputError([*refused.findings, note])
 
 
 def solve_request(built: BuiltProgram, profile: Profile, request: SearchRequest, ask: Ask) -> tuple[Solution, Ask]:
@@ -153,31 +95,27 @@ def _solve(built: BuiltProgram, profile: Profile, request: SearchRequest, ask: A
     return solver.solve(limit_s)
 
 
-def _wanted(found: Sequence[Found], request: SearchRequest) -> list[Found]:
+def _wanted(found: Sequence[Found], request: SearchRequest) -> tuple[list[Found], list[LeftOut]]:
     if request.objective in ("rate", "devices"):
-        return [min(found, key=lambda one: (one.period, one.latency))]
+        return [min(found, key=lambda one: (one.period, one.latency))], []
     if request.objective == "latency":
-        return [min(found, key=lambda one: (one.latency, one.period))]
-    share = 1 + Fraction(str(request.min_gain))
-
-    def covers(a: Found, b: Found) -> bool:
-        return a.period <= b.period * share and a.latency <= b.latency * share
-
-    return [b for b in found if not any(covers(a, b) and not covers(b, a) for a in found)]
+        return [min(found, key=lambda one: (one.latency, one.period))], []
+    return thin_front(found, request.min_gain)
 
 
-def _proof(tolerance: Fraction | None, found: Found | None) -> Proof:
-    if tolerance == 0:
-        return Proof("optimal")
+def _proof(tolerance: Fraction | None, found: Found | None, scope: str | None) -> Proof:
+    status = "partial" if scope is not None else "gap"
     if tolerance is None:
-        return Proof("gap")
+        return Proof(status, scope=scope)
+    if tolerance == 0:
+        return Proof("optimal") if scope is None else Proof(status, 0.0, scope=scope)
     bound = None
     if found is not None:
         bound = {
             "period_ms": to_ms(found.period / (1 + tolerance)),
             "latency_ms": to_ms(found.latency / (1 + tolerance)),
         }
-    return Proof("gap", float(tolerance), bound)
+    return Proof(status, float(tolerance), bound, scope)
 
 
 def _one_more(built: BuiltProgram, profile: Profile, request: SearchRequest, solution: Solution) -> Solution | None:
@@ -234,16 +172,23 @@ def _point(
 
 
 def _notes(built: BuiltProgram, request: SearchRequest, found: Found) -> tuple[str, ...]:
+    """Return what the runtime refuses of a point; it obeys staggers, orders, and edges that are run whole."""
     notes = []
     groups = sorted(set(found.placement.devices.values()))
     overlapping = [(a, b) for a in groups for b in groups if a < b and set(a) & set(b)]
     if overlapping:
         a, b = overlapping[0]
-        notes.append(f"groups {list(a)} and {list(b)} overlap, which the runtime does not run yet")
+        notes.append(
+            f"groups {list(a)} and {list(b)} share devices: the runtime runs groups that are equal or have none in "
+            "common; plan with overlap: disjoint for deployments that it runs"
+        )
     if request.split_states:
         for operation in built.flat.operations:
             for instance in operation.writes.values():
                 users = [o.path for o in built.flat.operations if instance in o.accesses]
                 if len({found.placement.devices[path] for path in users}) > 1:
-                    notes.append(f"state '{instance}' is used in several groups, which the runtime does not run")
+                    notes.append(
+                        f"state '{instance}' is written and used in several groups: in the runtime a state lives in "
+                        "one; plan with split_states: false for deployments that it runs"
+                    )
     return tuple(dict.fromkeys(notes))

@@ -45,14 +45,16 @@ class SearchRequest:
     """Memory of a device; None: unlimited."""
     pins: Pins = field(default_factory=Pins)
     overlap: Overlap = "disjoint"
-    """``aligned``: groups may also lie inside one another ([0, 1, 2, 3] and [0, 1]); the runtime does not run these."""
+    """``aligned``: groups may also lie inside one another ([0, 1, 2, 3] and [0, 1]); the runtime refuses these."""
     max_stagger: int = 0
-    """Modulo interleaving: by how many batches operations of one device may be apart."""
+    """Modulo interleaving: by how many batches operations of one device may be apart; the runtime obeys the `stagger`
+    of such deployments."""
     split_states: bool = False
     """Whether operations that share a written state may be in different groups and pay for moving it; the runtime
-    does not run these."""
+    refuses these."""
     min_gain: float = 0.0
-    """A point is left out where another is better in one figure and at most this share worse in the other."""
+    """A point is left out where one that is kept is at most this share worse in period and in latency; the result's
+    `left_out` says which."""
     time_limit_s: float = 10.0
     """After it the search stops and says how far from the best its points can be."""
     device_kind: Literal["cpu", "cuda", "rocm", "emulated"] | None = None

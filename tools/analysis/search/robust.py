@@ -12,7 +12,7 @@ from flashrt.analysis.cost import to_ms
 from flashrt.analysis.figures import find_figures
 from flashrt.analysis.patterns import best_patterns
 from flashrt.analysis.profile import Profile
-from flashrt.analysis.search.plan import Point
+from flashrt.analysis.search.result import Point
 from flashrt.errors import input_error
 
 PERCENTILES = (5, 50, 95)
