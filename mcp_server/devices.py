@@ -1,4 +1,4 @@
-"""What the arguments ``devices`` and ``degrees`` of a tool mean."""
+"""What the argument ``devices`` of a tool means."""
 
 from __future__ import annotations
 
@@ -62,21 +62,6 @@ def _is_device(name: object) -> bool:
 def device_name(kind: str, index: int) -> str:
     """Return how runs call a device: ``cpu-0``, ``cuda:1``, ``emulated-3``."""
     return f"{kind}:{index}" if kind in {"cuda", "rocm"} else f"{kind}-{index}"
-
-
-def check_degrees(degrees: Sequence[int] | None) -> None:
-    """Refuse degrees that cannot be measured: operations run on one device each here.
-
-    Raises
-    ------
-    InputError
-        Any degree but 1.
-    """
-    if degrees and list(degrees) != [1]:
-        raise input_error(
-            "argument 'degrees'", "[1]: operations are measured on one device", str(list(degrees)),
-            "leave it out, and declare other degrees in the profile by hand", rule="degrees",
-        )  # fmt: skip
 
 
 def default_devices(deployment: Mapping[str, Any], where: str) -> tuple[str, ...]:
