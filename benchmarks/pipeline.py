@@ -325,7 +325,7 @@ def measure_real(folder: Path, num_rounds: int) -> dict[str, float]:
     found: dict[str, list[float]] = defaultdict(list)
     for _ in range(num_rounds):
         document = measure_profile(
-            program, built, "inputs.py:batches", folder, folder, count=NUM_PROFILED, devices=devices[:1]
+            program, built, "inputs.py:batches", folder, folder, count=NUM_PROFILED, devices=devices, degrees=[1]
         )
         profile = read_profile(document, built)
         found["predicted"].append(evaluate_placement(built, profile, placement).t_min_ms)

@@ -219,8 +219,9 @@ class _Loop:
             raise DemoFailedError("; ".join(proof.record["equality"]["reasons"]))
         self.say("the program equals the reference, element by element")
         measured = await self.call(
-            "profile_measure", "every operation", program=program, inputs="inputs.py:batches", devices=self.lease
-        )
+            "profile_measure", "every operation", program=program, inputs="inputs.py:batches", devices=self.lease,
+            degrees=[1],
+        )  # fmt: skip
         times = {path: by_degree["1"] for path, by_degree in measured.record["document"]["operations"].items()}
         self.say("profile (ms): " + ", ".join(f"{path} {time_ms:.1f}" for path, time_ms in times.items()))
         self.facts |= {"program": program, "profile": measured.record["profile"], "profile_ms": times}

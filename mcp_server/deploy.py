@@ -18,8 +18,9 @@ from typing import Any
 from flashrt import gpu
 from flashrt.analysis.deployment import Deployment, read_deployment
 from flashrt.bench import read_inputs, resolve_system
+from flashrt.bench.systems import check_system_times
 from flashrt.clock import monotonic_ns
-from flashrt.errors import FlashrtError, input_error
+from flashrt.errors import FlashrtError, InputError, input_error
 from flashrt.ir import build, read_document
 from flashrt.mcp_server.devices import device_name, device_names
 from flashrt.mcp_server.workspace import Workspace
@@ -59,6 +60,8 @@ def run_deploy(options: DeployOptions) -> int:
         )  # fmt: skip
     built = build(read_document(system.program), system.folder, f"program '{system.program.name}'")
     deployment = read_deployment(system.path, built).document
+    if stale := check_system_times(system):
+        raise InputError(stale)
     if options.trace is not None and not options.trace.resolve().parent.is_dir():
         raise input_error(
             f"--trace '{options.trace}'", "a file in a folder that exists", "no such folder", "create it first"

@@ -1,4 +1,4 @@
-"""What the arguments ``devices`` and ``degrees`` of a tool mean."""
+"""What the argument ``devices`` of a tool means."""
 
 from __future__ import annotations
 
@@ -147,21 +147,6 @@ def _known_devices(devices: Sequence[Device]) -> DevicesToPlan:
     return DevicesToPlan(
         len(devices), kind, islands, memory, tuple(sorted({device.name for device in devices})), tuple(notes)
     )
-
-
-def check_degrees(degrees: Sequence[int] | None) -> None:
-    """Refuse degrees that cannot be measured: operations run on one device each here.
-
-    Raises
-    ------
-    InputError
-        Any degree but 1.
-    """
-    if degrees and list(degrees) != [1]:
-        raise input_error(
-            "argument 'degrees'", "[1]: operations are measured on one device", str(list(degrees)),
-            "leave it out, and declare other degrees in the profile by hand", rule="degrees",
-        )  # fmt: skip
 
 
 def default_devices(deployment: Mapping[str, Any], where: str) -> tuple[str, ...]:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from pydantic import Field, StrictInt
 
 from flashrt.errors import Finding, InputError, input_error, listed
-from flashrt.mcp_server.devices import check_degrees, device_names
+from flashrt.mcp_server.devices import device_names
 from flashrt.mcp_server.workspace import Workspace
 
 if TYPE_CHECKING:
@@ -76,7 +76,9 @@ TABLE: tuple[Tool, ...] = (
     ),
     Tool(
         "profile_measure",
-        "Measure every operation of a program on one device and write a profile document. Job.",
+        "Measure every operation of a program at every degree that it declares and the devices allow: time (ranks run "
+        "for real), memory, hand-overs. Writes a profile document; what could not be measured is named in its notes. "
+        "A profile is refused once the program, its files, options or versions have changed. Job.",
         job=True,
     ),
     Tool(
@@ -356,22 +358,33 @@ class Tools:
 
         self.workspace.program(program)
         Tolerance.parse(tolerance)
-        return self._check_systems(baseline=baseline, inputs=inputs, devices=devices)
+        return self._check_systems(baseline=baseline, inputs=inputs, devices=devices, config=config)
 
     def profile_measure(
         self,
         program: ProgramArgument,
         inputs: InputsArgument,
         devices: DevicesArgument = None,
-        degrees: Annotated[list[int] | None, Field(description="Only [1] so far")] = None,
-        count: Annotated[int, Field(ge=3, le=4096, description="Batches")] = 16,
+        degrees: Annotated[
+            list[int] | None, Field(description="Default: all that operations declare and the devices allow")
+        ] = None,
+        count: Annotated[int, Field(ge=3, le=4096, description="Batches a degree, beside warm-up")] = 16,
         config: ConfigArgument = None,
         timeout_s: TimeoutArgument = None,
     ) -> dict[str, Any]:
         """Refuse wrong arguments before a job is started."""
-        self.workspace.program(program)
-        check_degrees(degrees)
-        return self._check_systems(inputs=inputs, devices=devices)
+        from flashrt.bench.profile_layout import choose_degrees, find_parts, find_pool
+
+        built = self.workspace.program(program)
+        findings = _findings_of(lambda: find_parts(built.flat))
+        findings += _findings_of(lambda: self._check_systems(inputs=inputs, devices=devices))
+        if not findings:
+            findings += _findings_of(lambda: choose_degrees(built, degrees, find_pool(device_names(devices)).limit))
+        elif degrees:
+            findings += _findings_of(lambda: choose_degrees(built, degrees, None))
+        if findings:
+            raise InputError(findings)
+        return {}
 
     def plan_deployment(
         self,
@@ -452,7 +465,9 @@ class Tools:
         from flashrt.bench.equality import Tolerance
 
         Tolerance.parse(tolerance)
-        return self._check_systems(baseline=baseline, candidate=candidate, inputs=inputs, devices=devices)
+        return self._check_systems(
+            baseline=baseline, candidate=candidate, inputs=inputs, devices=devices, config=config
+        )
 
     def bench_run(
         self,
@@ -474,20 +489,32 @@ class Tools:
         timeout_s: TimeoutArgument = None,
     ) -> dict[str, Any]:
         """Refuse wrong arguments before a job is started."""
-        return self._check_systems(system=system, inputs=inputs, devices=devices)
+        return self._check_systems(system=system, inputs=inputs, devices=devices, config=config)
 
-    def _check_systems(self, *, inputs: str, devices: str | list[str] | None, **systems: str | None) -> dict[str, Any]:
+    def _check_systems(
+        self,
+        *,
+        inputs: str,
+        devices: str | list[str] | None,
+        config: Mapping[str, Any] | None = None,
+        **systems: str | None,
+    ) -> dict[str, Any]:
         """Resolve every reference, so that mistakes come back at once, all of them, without a job."""
         from flashrt.bench.record import SUFFIX
-        from flashrt.bench.systems import find_file, resolve_system, split_function
+        from flashrt.bench.systems import check_system_times, find_file, resolve_system, split_function
 
-        findings = _findings_of(lambda: device_names(devices))
+        def check(name: str, reference: str) -> None:
+            found = resolve_system(reference, self.workspace.root, f"argument '{name}'", self.workspace.find_id)
+            stale = check_system_times(found, names, config)
+            if stale:
+                raise InputError(stale)
+
+        names: list[str] = []
+        findings = _findings_of(lambda: names.extend(device_names(devices)))
         for name, reference in systems.items():
             if reference is not None:
                 findings += _findings_of(
-                    lambda name=name, reference=reference: resolve_system(  # type: ignore[misc]
-                        reference, self.workspace.root, f"argument '{name}'", self.workspace.find_id
-                    )
+                    lambda name=name, reference=reference: check(name, reference)  # type: ignore[misc]
                 )
         where = "argument 'inputs'"
         if inputs.endswith(SUFFIX):

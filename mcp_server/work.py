@@ -12,7 +12,7 @@ from typing import Any
 
 from flashrt.errors import input_error
 from flashrt.ir.documents import read_document
-from flashrt.mcp_server.devices import check_degrees, default_devices, device_names
+from flashrt.mcp_server.devices import default_devices, device_names
 from flashrt.mcp_server.workspace import Workspace
 from flashrt.variants.store import new_id
 
@@ -156,23 +156,25 @@ def known_elements(workspace: Workspace, system: Any) -> dict[str, float] | None
 
 
 def profile_measure(root: Path, arguments: Mapping[str, Any], progress: Progress, folder: Path) -> dict[str, Any]:
-    """Measure every operation of a program, run sequentially, and write a profile document."""
+    """Measure every operation of a program at its degrees, and write a profile document."""
     from flashrt.bench.profile import measure_profile
 
     workspace = Workspace(root)
     system = find_system(workspace, arguments["program"], "argument 'program'", kinds=("program",))
-    check_degrees(arguments.get("degrees"))
     identity = new_id("profile")
     built = workspace.program(arguments["program"])
     document = measure_profile(
         system, built, arguments["inputs"], root, folder, count=int(arguments.get("count") or 16),
-        devices=device_names(arguments.get("devices")), config=arguments.get("config"),
-        timeout_s=timeout_s(arguments), progress=progress,
+        devices=device_names(arguments.get("devices")), degrees=arguments.get("degrees"),
+        config=arguments.get("config"), timeout_s=timeout_s(arguments), progress=progress,
     )  # fmt: skip
     path = workspace.folder("profiles") / f"{identity}.json"
     path.write_text(json.dumps(document, indent=1))
     workspace.store.put_record("profile", identity, {"profile": identity, "program": built.id}, path)
-    return {"profile": identity, "path": workspace.relative(path), "program": built.id, "document": document}
+    return {
+        "profile": identity, "path": workspace.relative(path), "program": built.id, "notes": document["notes"],
+        "document": document,
+    }  # fmt: skip
 
 
 def plan_deployment(root: Path, arguments: Mapping[str, Any], progress: Progress, folder: Path) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 The door to this folder: `analyze_program` for the whole result of the tool ``analyze``; `read_profile`,
 `read_deployment` and `evaluate_placement` for one deployment's figures; `find_candidates` for the transformations;
-`simulate` for the same figures by events.
+`simulate` for the same figures by events; `check_profile_key` for whether a profile is still that of the program.
 """
 
 from flashrt.analysis.bounds import path_bound, recurrence_bound, resource_bound
@@ -21,6 +21,7 @@ from flashrt.analysis.deployment import Deployment, Placement, deployment_docume
 from flashrt.analysis.parallel import find_parallel, find_streaming
 from flashrt.analysis.patterns import best_patterns, matches
 from flashrt.analysis.profile import PROFILE_SCHEMA, Profile, Transfer, read_profile
+from flashrt.analysis.profile_key import Use, check_profile_key
 from flashrt.analysis.ratio import CycleRatio, Walks, find_zero_cycle, longest_walks, max_cycle_ratio
 from flashrt.analysis.report import analyze_program, cost_record
 from flashrt.analysis.simulate import Simulation, simulate
@@ -42,11 +43,13 @@ __all__ = [
     "Step",
     "Transfer",
     "Unit",
+    "Use",
     "Variation",
     "Walks",
     "analyze_program",
     "best_patterns",
     "build_constraints",
+    "check_profile_key",
     "cost_record",
     "deployment_document",
     "device_sequences",

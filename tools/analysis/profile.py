@@ -53,12 +53,18 @@ def _spell_times(value: Any) -> Any:
     return value
 
 
+def _spell_keys(value: Any) -> Any:
+    return number_keys(value) if isinstance(value, Mapping) else value
+
+
 Degree = Annotated[int, Field(ge=1, strict=True)]
 TimesByDegree = Annotated[dict[Degree, Milliseconds], BeforeValidator(_spell_times)]
 MemoryByDegree = (
     Annotated[int, Field(ge=0)] | Annotated[dict[Degree, Annotated[int, Field(ge=0)]], BeforeValidator(_spell_times)]
 )
 SamplesByDegree = Annotated[dict[Degree, tuple[Milliseconds, ...]], BeforeValidator(_spell_times)]
+ShareByDegree = Annotated[dict[Degree, Share], BeforeValidator(_spell_keys)]
+CountByDegree = Annotated[dict[Degree, Annotated[int, Field(ge=0)]], BeforeValidator(_spell_keys)]
 
 
 class Transfer(Frozen):
@@ -70,6 +76,14 @@ class Transfer(Frozen):
     """Bandwidth, in 10^9 bytes per second; absent: only the latency counts."""
     edges: dict[str, Milliseconds] = Field(default_factory=dict)
     """Measured milliseconds by the two ends: ``dit -> vae``; each a path, a glob or a node."""
+    samples: dict[str, tuple[Milliseconds, ...]] | None = None
+    """Edge -> the measured milliseconds behind its time."""
+    bytes: dict[str, Annotated[int, Field(ge=0)]] | None = None
+    """Edge -> bytes of the values that were handed over for one batch."""
+    sizes: SamplesByDegree | None = None
+    """Bytes -> milliseconds of hand-overs of that size, to which latency and bandwidth were fitted."""
+    fit_error: Annotated[FiniteFloat, Field(ge=0)] | None = None
+    """By how much the fit is off at the worst of the sizes, relative to the median there."""
 
 
 class Profile(Frozen):
@@ -92,8 +106,20 @@ class Profile(Frozen):
     """Where the figures came from; every result that uses them repeats it."""
     samples: dict[str, SamplesByDegree] | None = None
     """Operation path -> degree -> the measured milliseconds behind each time."""
+    spread: dict[str, ShareByDegree] | None = None
+    """Operation path -> degree -> interquartile range of the samples over their median."""
+    warmup: dict[str, CountByDegree] | None = None
+    """Operation path -> degree -> how many batches were cut before the samples."""
+    states: dict[str, Annotated[int, Field(ge=0)]] | None = None
+    """State instance -> bytes that it held at the end, on each device that has it."""
+    ranks: Annotated[dict[Degree, tuple[str, ...]], BeforeValidator(_spell_keys)] | None = None
+    """Degree -> the device of each rank; one that is there twice was shared by two ranks."""
+    methods: dict[str, str] | None = None
+    """Time, warmup, memory, transfer -> how it was measured."""
+    notes: tuple[str, ...] = ()
+    """What could not be measured, and why; what makes figures less sure."""
     key: dict[str, Any] | None = None
-    """All that changes the times: device kind, package versions, a hash of the configuration."""
+    """All that changes the times: program, files, options, versions, device; see `flashrt.analysis.profile_key`."""
     program: str | None = None
     """The program that was measured: a path or an id."""
 

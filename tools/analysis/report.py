@@ -11,6 +11,7 @@ from flashrt.analysis.cost import DeploymentCost, evaluate_placement
 from flashrt.analysis.deployment import Deployment, deployment_document, read_deployment
 from flashrt.analysis.parallel import find_parallel, find_streaming
 from flashrt.analysis.profile import Profile, read_profile
+from flashrt.analysis.profile_key import Use, check_profile_key
 from flashrt.errors import Finding, InputError, input_error
 from flashrt.ir import BuiltProgram, find_dependencies, reduce_dependencies
 
@@ -32,7 +33,7 @@ def analyze_program(
     Raises
     ------
     InputError
-        With every finding of both documents.
+        With every finding of both documents; a measured profile that is not of the program as it is now is one.
     """
     findings: list[Finding] = []
     read, placement = None, None
@@ -44,6 +45,12 @@ def analyze_program(
         placement = read_deployment(deployment, built) if deployment is not None else None
     except InputError as error:
         findings += error.findings
+    if read is not None:
+        document = placement.document if placement is not None else None
+        use = Use(document.devices, config=document.config) if document is not None else None
+        findings += check_profile_key(
+            read, built, use, f"profile '{profile.name}'" if isinstance(profile, Path) else "profile"
+        )
     if findings:
         raise InputError(findings)
     if placement is not None and read is None:

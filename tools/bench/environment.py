@@ -5,35 +5,21 @@ from __future__ import annotations
 import os
 import platform
 from collections.abc import Sequence
-from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
-PACKAGES = ("flashrt", "torch", "numpy", "diffusers", "transformers")
+from flashrt.analysis.profile_key import package_versions, processor_name
 
 
 def describe_environment(devices: Sequence[str]) -> dict[str, Any]:
     """Return host, kernel, packages, load and devices, as they are now."""
-    packages = {}
-    for name in PACKAGES:
-        try:
-            packages[name] = version(name)
-        except PackageNotFoundError:
-            continue
+    packages = {name: number for name, number in package_versions().items() if name != "python"}
     return {
         "devices": list(devices),
         "python": platform.python_version(),
         "kernel": platform.release(),
-        "processor": _processor(),
+        "processor": processor_name(),
         "cores": len(os.sched_getaffinity(0)),
         "load_average_1m": os.getloadavg()[0],
         "packages": packages,
         "emulated": any(name.startswith("emulated") for name in devices),
     }
-
-
-def _processor() -> str:
-    try:
-        with open("/proc/cpuinfo", encoding="utf-8") as file:
-            return next((line.split(":", 1)[1].strip() for line in file if line.startswith("model name")), "")
-    except OSError:
-        return platform.processor()

@@ -118,7 +118,8 @@ def load_system(spec: dict[str, Any]) -> Serve:
     from flashrt.runtime.serve import serve_deployment
 
     profile = Path(spec["profile"]) if spec["profile"] else None
-    return lambda io: serve_deployment(built, Path(spec["program"]), Path(spec["path"]), io, profile)
+    program, path = Path(spec["program"]), Path(spec["path"])
+    return lambda io: serve_deployment(built, program, path, io, profile, spec["measured"])
 
 
 def serve_program(built: BuiltProgram, io: SystemIO) -> None:

@@ -69,6 +69,9 @@ def check_message(message: Mapping[str, Any]) -> None:
         "wait": SPAN,
         "transfer": {**SPAN, "num_bytes": int},
         "overrun": {"name": str, "batch": int, "over_ns": int},
+        "memory": {"name": str, "worker": str, "total_bytes": int, "call_bytes": int, "weights_bytes": int},
+        "held": {"name": str, "worker": str, "num_bytes": int},
+        "file": {"name": str, "worker": str},
         "note": {"text": str},
         "at": {"text": str},
         "failed": {"text": str, "phase": str},
@@ -163,7 +166,7 @@ class SystemProcess:
                 stderr=log,
                 pass_fds=[theirs.fileno()],
                 start_new_session=True,
-                cwd=self.system.path.parent,
+                cwd=self.system.runs_in or self.system.path.parent,
                 env={**os.environ, **environment, MARK: self._mark, "PYTHONUNBUFFERED": "1"},
             )
 

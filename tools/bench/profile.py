@@ -1,27 +1,73 @@
-"""Measuring a profile: the time of each operation when a program is interpreted, and what a hand-over costs."""
+"""Measuring a profile: what each operation takes at each degree, in time and memory, and what a hand-over costs.
+
+The program runs through the runtime itself, once a degree: the operations that allow it in one group of so many ranks,
+all others at their smallest degree, one batch and one operation at a time.
+"""
 
 from __future__ import annotations
 
+import os
+import shutil
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from flashrt.bench import null
+from flashrt.analysis.profile_key import make_key
+from flashrt.bench import profile_layout as layout
+from flashrt.bench import profile_times as times
+from flashrt.bench import profile_transfer
 from flashrt.bench.check import Report, ignore_progress
 from flashrt.bench.drive import Recorder, drain, new_seed, one_by_one
-from flashrt.bench.environment import describe_environment
 from flashrt.bench.process import SystemProcess
+from flashrt.bench.profile_layout import Part, Pool
 from flashrt.bench.record import read_inputs
-from flashrt.bench.systems import System
+from flashrt.bench.systems import System, remove_bytecode
 from flashrt.clock import monotonic_ns
-from flashrt.errors import input_error
+from flashrt.errors import Finding, InputError, input_error, listed
 from flashrt.ir import BuiltProgram
+from flashrt.runtime.holdings import METHOD_CPU, METHOD_GPU
 
-NUM_WARMUP = 3
+MIN_SAMPLES = 3
 FOREVER_NS = int(3.6e12)
+WRITE_BATCH = times.MIN_WARMUP - 1
+"""The batch whose values are written down; it is warm-up, so the writing is in no sample."""
+
+
+@dataclass
+class Measured:
+    """What has been measured so far: operation -> degree -> figure."""
+
+    samples: dict[str, dict[int, list[float]]] = field(default_factory=lambda: defaultdict(dict))
+    warmup: dict[str, dict[int, int]] = field(default_factory=lambda: defaultdict(dict))
+    memory: dict[str, dict[int, int]] = field(default_factory=lambda: defaultdict(dict))
+    states: dict[str, int] = field(default_factory=dict)
+    ranks: dict[int, list[str]] = field(default_factory=dict)
+    files: set[str] = field(default_factory=set)
+    notes: list[str] = field(default_factory=list)
+    elements: dict[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """What is measured, and on what."""
+
+    system: System
+    built: BuiltProgram
+    parts: tuple[Part, ...]
+    pool: Pool
+    items: Sequence[Mapping[str, Any]]
+    config: Mapping[str, Any]
+    folder: Path
+    timeout_s: float
+
+    @property
+    def num_timed(self) -> int:
+        """Batches before the one that is weighed, warm-up included."""
+        return len(self.items) - 1
 
 
 def measure_profile(
@@ -33,81 +79,267 @@ def measure_profile(
     *,
     count: int = 16,
     devices: Sequence[str] = (),
+    degrees: Sequence[int] | None = None,
     config: Mapping[str, Any] | None = None,
     timeout_s: float = 120,
     progress: Report = ignore_progress,
 ) -> dict[str, Any]:
-    """Measure every operation of a program on one device.
+    """Measure every operation of a program at every degree.
 
-    The program is interpreted over `count` batches after warm-up; each operation's time is the median of its
-    samples. Hand-overs are measured between two processes, empty and at 4 MiB.
+    Parameters
+    ----------
+    count
+        Batches that are sampled where the shortest warm-up is enough.
+    devices
+        Names of real devices of one kind; none: this machine's cores, which ranks then share where they are too few.
+    degrees
+        Default: all that operations declare and the devices allow.
 
     Returns
     -------
-    A ``flashrt/profile@1`` document with samples (ms), spread (interquartile range over median) and provenance.
+    A ``flashrt/profile@1`` document with samples (ms), spread, memory, transfers, key and notes. What could not be
+    measured is left out and named in the notes.
 
     Raises
     ------
     InputError
-        The program fails, or `count` is too small.
+        The program fails, an argument is wrong, or nothing could be measured.
     """
-    if count < 3:
+    if count < MIN_SAMPLES:
         raise input_error("argument 'count'", "at least 3 batches", str(count), "raise it", rule="too-few-batches")
-    used = list(devices[:1])
-    items = read_inputs(inputs, workspace, new_seed(), count + NUM_WARMUP)
+    pool = layout.find_pool(devices)
+    chosen = layout.choose_degrees(built, degrees, pool.limit)
+    parts = layout.find_parts(built.flat)
+    _require_homes(parts, pool)
+    wanted = count + times.MIN_WARMUP + 1
+    items = read_inputs(inputs, workspace, new_seed(), wanted)
+    least = MIN_SAMPLES + times.MIN_WARMUP + 1
+    if len(items) < least:
+        raise input_error(
+            "argument 'inputs'", f"at least {least} batches: {times.MIN_WARMUP} of warm-up, {MIN_SAMPLES} samples, one "
+            "to weigh", str(len(items)), "yield more and call again", rule="too-few-batches",
+        )  # fmt: skip
+    experiment = Experiment(system, built, parts, pool, items, dict(config or {}), folder, timeout_s)
+    remove_bytecode(system)
+    values = folder / "values"
+    shutil.rmtree(values, ignore_errors=True)
+    values.mkdir(parents=True)
+    found = Measured()
+    try:
+        for number, degree in enumerate(chosen):
+            progress(0.05 + 0.75 * number / len(chosen), f"degree {degree}, {len(items)} batches")
+            _measure_degree(experiment, degree, found, values)
+        if not any(found.samples.values()):
+            raise InputError("\n".join(["profile_measure measured nothing:", *found.notes]))
+        progress(0.85, "what hand-overs cost")
+        transfer, notes = profile_transfer.measure_transfers(
+            profile_transfer.read_values(values), pool, folder, timeout_s
+        )
+    finally:
+        shutil.rmtree(values, ignore_errors=True)
+    found.notes += notes
+    return _document(experiment, found, transfer, chosen)
+
+
+def _require_homes(parts: Sequence[Part], pool: Pool) -> None:
+    findings = [
+        Finding(
+            f"operations {listed(part.paths)}", f"{part.home} devices, the smallest degree that they allow",
+            f"{pool.limit} given", "lease more with gpu_acquire and call again", rule="too-few-devices",
+        )
+        for part in parts if pool.limit is not None and part.home > pool.limit
+    ]  # fmt: skip
+    if findings:
+        raise InputError(findings)
+
+
+def _measure_degree(experiment: Experiment, degree: int, found: Measured, values: Path) -> None:
+    """Measure all operations that allow a degree, in one run where none of them fails."""
+    flat = experiment.built.flat
+    wide = [part for part in experiment.parts if degree in part.degrees]
+    for part in experiment.parts:
+        for path in part.paths:
+            if part not in wide and degree in flat.by_path[path].degrees:
+                others = [other for other in part.paths if degree not in flat.by_path[other].degrees]
+                found.notes.append(
+                    f"operation '{path}', degree {degree}: not measured, because it shares a state with "
+                    f"{listed(others)}, which cannot run at this degree"
+                )
+    if not wide:
+        return
+    while wide:
+        error = _try(experiment, degree, wide, found, values)
+        if error is None:
+            return
+        if all(part.home == degree for part in experiment.parts):
+            # The program does not run even as simply as it can.
+            raise error
+        # Whoever is at fault is left out, and the others run again; where that is not said, each runs by itself.
+        guilty = [part for part in wide if any(f"operation '{path}'" in str(error) for path in part.paths)]
+        if len(wide) == 1 or len(guilty) == 1:
+            guilty = guilty or wide
+            found.notes += _unmeasured(guilty[0], degree, error)
+            wide = [part for part in wide if part not in guilty]
+            continue
+        for part in wide:
+            failed = _try(experiment, degree, [part], found, values)
+            if failed is not None:
+                found.notes += _unmeasured(part, degree, failed)
+        return
+
+
+def _unmeasured(part: Part, degree: int, error: InputError) -> list[str]:
+    words = " ".join(str(error).split())[:600]
+    return [f"operation '{path}', degree {degree}: not measured, because its group failed: {words}"
+            for path in part.paths]  # fmt: skip
+
+
+def _try(experiment: Experiment, degree: int, wide: Sequence[Part], found: Measured, values: Path) -> InputError | None:
+    """Run the program with some parts at a degree and keep what was measured; return why it failed, or None."""
+    document, devices = layout.place(experiment.parts, degree, wide, experiment.pool)
+    document |= {"blocking": layout.streaming_edges(experiment.built)}
+    writes = not any(values.iterdir())
+    told = {"weigh": experiment.num_timed, "write": WRITE_BATCH, "values": str(values) if writes else ""}
+    try:
+        events, recorder = _run(experiment, document, devices, told, degree)
+    except InputError as error:
+        if any(finding.rule == "nan" for finding in error.findings) and document.get("nan") is None:
+            document["nan"] = "pass"
+            try:
+                events, recorder = _run(experiment, document, devices, told, degree)
+            except InputError as again:
+                return again
+            found.notes.append("operations put out NaNs: measured with nan: pass")
+        else:
+            for path in values.iterdir() if writes else ():
+                path.unlink()
+            return error
+    found.elements = found.elements or dict(recorder.elements)
+    found.ranks[degree] = devices[:degree]
+    _note_shared_cores(experiment.pool, devices[:degree], degree, found)
+    _keep_times(events, degree, wide, found)
+    _keep_memory(events, degree, wide, found)
+    return None
+
+
+def _run(
+    experiment: Experiment, document: dict[str, Any], devices: list[str], told: dict[str, Any], degree: int
+) -> tuple[list[Mapping[str, Any]], Recorder]:
+    folder = experiment.folder
+    system = layout.write_system(experiment.system, document, folder / f"degree-{degree}.json", told)
     recorder = Recorder(keep_values=False)
-    progress(0.1, f"{count} batches after {NUM_WARMUP} of warm-up")
-    log_path = folder / "program.log"
-    with SystemProcess(system, list(items[0]), devices=used, config=config, log_path=log_path) as process:
-        process.wait_ready(timeout_s)
-        one_by_one(process, items, None, timeout_s, monotonic_ns() + FOREVER_NS, recorder)
-        drain(process, recorder, timeout_s)
-        spans = [event for event in process.events if event["kind"] == "span"]
-    samples: dict[str, list[float]] = defaultdict(list)
-    for span in spans:
-        if span["batch"] >= NUM_WARMUP:
-            samples[span["name"]].append((span["end_ns"] - span["start_ns"]) / 1e6)
-    progress(0.8, "what a hand-over costs")
-    transfer = measure_transfer(folder, used, timeout_s)
-    environment = describe_environment(used)
-    frames = sum(recorder.elements.values()) / len(items) if len(recorder.elements) == 1 else None
-    operations = {path: {"1": round(float(np.median(times)), 4)} for path, times in samples.items()}
+    with SystemProcess(
+        system, list(experiment.items[0]), devices=devices, config=experiment.config,
+        log_path=folder / f"degree-{degree}.log",
+    ) as process:  # fmt: skip
+        process.wait_ready(experiment.timeout_s)
+        until_ns = monotonic_ns() + FOREVER_NS
+        one_by_one(process, experiment.items, None, experiment.timeout_s, until_ns, recorder)
+        # To be weighed, each op is loaded once more.
+        startup_s = ((process.ready_ns or process.started_ns) - process.started_ns) / 1e9
+        num_ops = len({operation.op for operation in experiment.built.flat.operations})
+        drain(process, recorder, experiment.timeout_s + 2 * num_ops * startup_s)
+        return list(process.events), recorder
+
+
+def _note_shared_cores(pool: Pool, ranks: Sequence[str], degree: int, found: Measured) -> None:
+    if len(set(ranks)) < len(ranks):
+        found.notes.append(
+            f"degree {degree}: {len(ranks)} ranks shared {len(set(ranks))} devices ({listed(dict.fromkeys(ranks))}), "
+            "so these times are longer than those of as many devices"
+        )
+
+
+def _keep_times(
+    events: Sequence[Mapping[str, Any]], degree: int, wide: Sequence[Part], found: Measured
+) -> None:  # fmt: skip
+    sampled = times.operation_times(event for event in events if event["kind"] == "span")
+    last = max((one.batch for many in sampled.values() for one in many), default=0)
+    for path in (path for part in wide for path in part.paths):
+        # The last batch was weighed.
+        timed = [one for one in sampled.get(path, ()) if one.batch < last]
+        cut, is_steady = times.warmup_end([one.time_ms for one in timed]) if timed else (0, True)
+        clean = [one.time_ms for one in timed[cut:] if one.disturbed_by is None]
+        if len(clean) < MIN_SAMPLES:
+            other = next((one.disturbed_by for one in timed if one.disturbed_by), None)
+            why = f"'{other}' works on its devices at the same time" if other else "it ran for too few batches"
+            found.notes.append(
+                f"operation '{path}', degree {degree}: not measured, because {why}"
+                + ("; measure with one device more" if other else "")
+            )
+            continue
+        if not is_steady:
+            found.notes.append(
+                f"operation '{path}', degree {degree}: its times did not become steady in {len(timed)} batches; raise "
+                "'count', or see what else uses the device"
+            )
+        found.samples[path][degree] = [round(value, 4) for value in clean]
+        found.warmup[path][degree] = cut
+    found.notes += list(dict.fromkeys(str(event["text"]) for event in events if event["kind"] == "note"))
+
+
+def _keep_memory(
+    events: Sequence[Mapping[str, Any]], degree: int, wide: Sequence[Part], found: Measured
+) -> None:  # fmt: skip
+    measured = {path for part in wide for path in part.paths}
+    for event in events:
+        name = str(event.get("name"))
+        if event["kind"] == "memory" and name in measured:
+            found.memory[name][degree] = max(found.memory[name].get(degree, 0), int(event["total_bytes"]))
+        elif event["kind"] == "held":
+            found.states[name] = max(found.states.get(name, 0), int(event["num_bytes"]))
+        elif event["kind"] == "file":
+            found.files.add(name)
+
+
+def _document(
+    experiment: Experiment, found: Measured, transfer: dict[str, Any], degrees: Sequence[int]
+) -> dict[str, Any]:
+    pool, built = experiment.pool, experiment.built
+    order = [operation.path for operation in built.flat.operations if found.samples.get(operation.path)]
+    names = list(dict.fromkeys(name for ranks in found.ranks.values() for name in ranks))
+    item = experiment.items[0]
+    key = make_key(
+        built, files=found.files, kind=pool.kind, devices=names, config=experiment.config, degrees=degrees,
+        inputs={name: profile_transfer.signature(value) for name, value in item.items()},
+    )  # fmt: skip
     document: dict[str, Any] = {
         "schema": "flashrt/profile@1",
-        "device": environment["devices"][0].rstrip("0123456789").rstrip("-:") if used else "cpu",
-        "operations": operations,
-        "transfer": transfer,
-        "provenance": "measured",
-        "samples": {path: {"1": [round(time, 4) for time in times]} for path, times in samples.items()},
-        "key": {
-            "program": built.id,
-            "processor": environment["processor"],
-            "devices": used,
-            "config": dict(config or {}),
-            "packages": environment["packages"],
+        "device": pool.kind,
+        "program": _program_name(experiment.system, built),
+        "operations": {
+            path: _by_degree({d: round(float(np.median(s)), 4) for d, s in found.samples[path].items()})
+            for path in order
         },
+        "transfer": transfer,
+        "memory": {path: _by_degree(found.memory[path]) for path in order if found.memory.get(path)},
+        "states": dict(sorted(found.states.items())),
+        "provenance": "measured",
+        "samples": {path: _by_degree(found.samples[path]) for path in order},
+        "spread": {
+            path: _by_degree({d: round(times.relative_spread(s), 4) for d, s in found.samples[path].items()})
+            for path in order
+        },
+        "warmup": {path: _by_degree(found.warmup[path]) for path in order},
+        "ranks": _by_degree(found.ranks),
+        "methods": {
+            "time": times.TIME_METHOD,
+            "warmup": times.WARMUP_RULE,
+            "memory": METHOD_GPU if pool.kind in layout.GPU_KINDS else METHOD_CPU,
+            "transfer": profile_transfer.METHOD,
+        },
+        "notes": list(dict.fromkeys(found.notes)),
+        "key": key,
     }
+    frames = sum(found.elements.values()) / len(experiment.items) if len(found.elements) == 1 else None
     if frames is not None and frames == int(frames):
         document["frames_per_batch"] = int(frames)
     return document
 
 
-def measure_transfer(folder: Path, devices: Sequence[str], timeout_s: float) -> dict[str, float]:
-    """Return latency (ms) and bandwidth (GB/s) of a hand-over between two processes: half a round trip."""
-    echo = System("null", "code", Path(null.__file__), "echo", "")
-    small = _round_trip_ms(echo, np.zeros(16, np.float32), folder, devices, timeout_s)
-    size = 1 << 20
-    large = _round_trip_ms(echo, np.zeros(size, np.float32), folder, devices, timeout_s)
-    extra_s = max(large - small, 1e-6) / 2 / 1e3
-    return {"latency_ms": round(small / 2, 4), "gigabytes_per_s": round(4 * size / extra_s / 1e9, 3)}
+def _program_name(system: System, built: BuiltProgram) -> str:
+    return system.reference if os.path.sep in system.reference or "." in system.reference else built.id
 
 
-def _round_trip_ms(echo: System, value: np.ndarray, folder: Path, devices: Sequence[str], timeout_s: float) -> float:
-    recorder = Recorder(keep_values=False)
-    items = [{"x": value} for _ in range(30)]
-    with SystemProcess(echo, ["x"], devices=devices, log_path=folder / "null.log") as process:
-        process.wait_ready(timeout_s)
-        one_by_one(process, items, {"x": len(value)}, timeout_s, monotonic_ns() + FOREVER_NS, recorder)
-        drain(process, recorder, timeout_s)
-    trips = [write.at_ns - sent for write, sent in zip(recorder.written, recorder.sent_ns, strict=True)]
-    return float(np.median(trips[5:])) / 1e6
+def _by_degree(found: Mapping[int, Any]) -> dict[str, Any]:
+    return {str(degree): found[degree] for degree in sorted(found)}

@@ -5,12 +5,12 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from flashrt.errors import input_error, listed
+from flashrt.errors import Finding, input_error, listed
 from flashrt.ir.documents import read_document
 
 CODE_SUFFIXES = {".py", ".yaml", ".yml", ".json"}
@@ -47,6 +47,10 @@ class System:
     emulated: bool = False
     root: Path | None = None
     """The folder that the digest covers."""
+    runs_in: Path | None = None
+    """The folder that it starts in; None: that of `path`."""
+    measured: Mapping[str, Any] = field(default_factory=dict)
+    """Deployments only: what a profile asks of the workers, see `flashrt.runtime.measuring`."""
     files: Mapping[str, str] = field(default_factory=dict, compare=False, repr=False)
     """Path in `root` -> short hash, of every file that the digest covers."""
 
@@ -75,6 +79,7 @@ class System:
             "program": str(self.program or ""),
             "folder": str(self.folder or ""),
             "profile": str(self.profile or ""),
+            "measured": dict(self.measured),
         }
 
 
@@ -254,6 +259,31 @@ def remove_bytecode(system: System) -> None:
         return
     for folder in {path.parent for path in _code_files(system.root)}:
         shutil.rmtree(folder / "__pycache__", ignore_errors=True)
+
+
+def check_system_times(
+    system: System, devices: Sequence[str] = (), config: Mapping[str, Any] | None = None
+) -> list[Finding]:
+    """Return why the measured profile that a deployment names is not that of its program as it would run now.
+
+    Raises
+    ------
+    InputError
+        One of the three documents is wrong.
+    """
+    from flashrt.analysis.deployment import read_deployment
+    from flashrt.analysis.profile import read_profile
+    from flashrt.ir.build import build
+    from flashrt.runtime.serve import check_times
+
+    if system.kind != "deployment" or system.profile is None or system.program is None or system.folder is None:
+        return []
+    profile = read_profile(system.profile)
+    if profile.key is None:
+        return []
+    built = build(read_document(system.program), system.folder)
+    document = read_deployment(system.path, built).document
+    return check_times(built, document, profile, system.profile.name, devices, config)
 
 
 def _code_files(folder: Path) -> list[Path]:

@@ -150,6 +150,12 @@ class OperationRun:
         self.notes: list[str] = []
         self.on_work: Callable[[], None] = lambda: None
         """Called before the operation goes on working."""
+        self.settle: Callable[[], None] = lambda: None
+        """Called when it has worked, within its time: waits for its device, where that is measured."""
+        self.on_outputs: Callable[[Mapping[str, Any]], None] = lambda outputs: None
+        """Called with the outputs of each piece."""
+        self.on_end: Callable[[], None] = lambda: None
+        """Called when the batch has ended, before the last of it leaves."""
 
     def pull(self) -> None:
         """Make one more piece, or end the batch."""
@@ -161,9 +167,14 @@ class OperationRun:
             piece = next(self._pieces, None)
             if piece is not None and self._watch is not None:
                 self._watch.look(piece.outputs)
+            self.settle()
         finally:
             self._own_ns += self._stopwatch.leave()
         self.ended = piece is None
+        if piece is None:
+            self.on_end()
+        else:
+            self.on_outputs(piece.outputs)
         # Neither holding a device nor handing over is work, of this operation or of one that waits for its chunk.
         self._stopwatch.enter(None)
         try:

@@ -45,6 +45,8 @@ class WorkerPlan:
         ``refuse`` or ``pass``.
     stagger
         Operation -> how many batches it is behind those that its worker begins; absent: 0.
+    measured
+        What a profile asks for (see `flashrt.runtime.measuring`); empty: nothing is measured.
     """
 
     name: str
@@ -61,6 +63,7 @@ class WorkerPlan:
     tiles: Mapping[str, int] = field(default_factory=dict)
     nan: str = "refuse"
     stagger: Mapping[str, int] = field(default_factory=dict)
+    measured: Mapping[str, Any] = field(default_factory=dict)
 
     def as_dict(self) -> dict[str, Any]:
         """Return a JSON-ready record."""

@@ -112,7 +112,8 @@ class Spans(Message):
     """Worker → supervisor: what it did in a batch.
 
     `rows` are (category, name, batch, start ns, end ns, bytes): ``operation``, ``wait`` (for a value), ``transfer``
-    (sent to received) and ``overrun`` (an emulated operation whose work took longer than it stands for).
+    (sent to received), ``overrun`` (an emulated operation whose work took longer than it stands for), and what is
+    measured for a profile: ``memory``, ``held`` and ``file`` (see `flashrt.runtime.measuring`).
     """
 
     rows: list[tuple[str, str, int, int, int, int]]
@@ -146,11 +147,18 @@ _KINDS: dict[str, type[Message]] = {
 }
 
 
-def as_event(row: tuple[str, str, int, int, int, int], device: str) -> dict[str, Any]:
+def as_event(row: tuple[str, str, int, int, int, int], device: str, worker: str = "") -> dict[str, Any]:
     """Return one row of `Spans` as the event that a system reports."""
     category, name, batch, start_ns, end_ns, num_bytes = row
     if category == "overrun":
         return {"kind": "overrun", "name": name, "batch": batch, "over_ns": end_ns - start_ns}
+    if category == "memory":
+        # start and end: bytes in all, and those that a call adds; the last: those of the weights.
+        figures = {"total_bytes": start_ns, "call_bytes": end_ns, "weights_bytes": num_bytes}
+        return {"kind": "memory", "name": name, "worker": worker, **figures}
+    if category in {"held", "file"}:
+        return {"kind": category, "name": name, "worker": worker, "num_bytes": num_bytes}
     kind = "span" if category == "operation" else category
     event = {"kind": kind, "name": name, "batch": batch, "device": device, "start_ns": start_ns, "end_ns": end_ns}
+    event["worker"] = worker
     return {**event, "num_bytes": num_bytes} if category == "transfer" else event

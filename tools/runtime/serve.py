@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from math import ceil
 from pathlib import Path
 from typing import Any, Protocol
@@ -12,7 +13,8 @@ from flashrt.analysis.constraints import build_constraints, flow_lag
 from flashrt.analysis.cost import DeploymentCost, evaluate_placement
 from flashrt.analysis.deployment import Deployment, Placement, read_deployment
 from flashrt.analysis.profile import TICKS_PER_MS, Profile, read_profile
-from flashrt.errors import input_error, listed
+from flashrt.analysis.profile_key import Use, check_profile_key
+from flashrt.errors import Finding, InputError, input_error, listed
 from flashrt.ir.build import BuiltProgram, find_operations
 from flashrt.ir.flatten import INPUT, OUTPUT
 from flashrt.runtime.channels.errors import ChannelClosedError
@@ -51,7 +53,12 @@ class Buffers(Protocol):
 
 
 def serve_deployment(
-    built: BuiltProgram, program: Path, deployment: Path, io: Buffers, profile: Path | None = None
+    built: BuiltProgram,
+    program: Path,
+    deployment: Path,
+    io: Buffers,
+    profile: Path | None = None,
+    measured: Mapping[str, Any] | None = None,
 ) -> None:
     """Run a deployment until the inputs are closed.
 
@@ -61,14 +68,18 @@ def serve_deployment(
         The documents' paths.
     profile
         The times that emulated devices take; needed when the deployment's devices are ``emulated``.
+    measured
+        What a profile asks of the workers, see `flashrt.runtime.measuring`; absent: nothing is measured.
 
     Raises
     ------
     InputError
-        The deployment does not fit the program or the devices, or a worker fails.
+        The deployment does not fit the program or the devices, its profile is out of date, or a worker fails.
     """
     placement = read_deployment(deployment, built)
-    layout = plan_workers(built, placement, io.devices, profile)
+    layout = plan_workers(built, placement, io.devices, profile, io.config)
+    if measured:
+        layout = replace(layout, workers=tuple(replace(worker, measured=measured) for worker in layout.workers))
     with start_workers(built, program, placement, layout, io.config, _noting(io)) as supervisor:
         io.on_where(supervisor.ask_where)
         supervisor.wait_ready()
@@ -123,13 +134,25 @@ def _patience_s(document: Deployment, layout: Layout) -> float:
     return max(PATIENCE * period_s, MIN_PATIENCE_S)
 
 
-def plan_workers(built: BuiltProgram, placement: Placement, devices: list[str], profile: Path | None = None) -> Layout:
+def plan_workers(
+    built: BuiltProgram,
+    placement: Placement,
+    devices: Sequence[str],
+    profile: Path | None = None,
+    config: Mapping[str, Any] | None = None,
+) -> Layout:
     """Return the workers of a placement on named devices.
+
+    Parameters
+    ----------
+    config
+        Options of the run, which come before the deployment's own.
 
     Raises
     ------
     InputError
-        Too few devices, groups that overlap in part, or emulated devices without a profile.
+        Too few devices, groups that overlap in part, emulated devices without a profile, or one that was measured of
+        another program or on another kind of device.
     """
     document = placement.document
     emulated = document.devices == "emulated"
@@ -155,6 +178,8 @@ def plan_workers(built: BuiltProgram, placement: Placement, devices: list[str], 
         )  # fmt: skip
     if profile is not None:
         times = read_profile(profile, built)
+        if findings := check_times(built, document, times, profile.name, names, config):
+            raise InputError(findings)
         cost = evaluate_placement(built, times, placement)
         # What the analysis predicts is the best order; without one in the document, run that.
         placement = read_deployment(cost.deployment, built)
@@ -168,6 +193,30 @@ def plan_workers(built: BuiltProgram, placement: Placement, devices: list[str], 
         placement.asynchronous, tiles, document.in_flight, document.nan, placement.stagger,
     )  # fmt: skip
     return lay_out(built.flat, place, groups, strategy, emulation)
+
+
+def check_times(
+    built: BuiltProgram,
+    document: Deployment,
+    profile: Profile,
+    name: str,
+    devices: Sequence[str],
+    config: Mapping[str, Any] | None = None,
+) -> list[Finding]:
+    """Return why a measured profile is not that of a deployment as it would run now; see `check_profile_key`.
+
+    Parameters
+    ----------
+    name
+        The profile's, for the findings.
+    devices
+        Names of the devices; empty: any of the deployment's kind.
+    config
+        Options of the run, which come before the deployment's own.
+    """
+    kind = document.devices or "cpu"
+    use = Use(kind, () if kind == "emulated" else tuple(devices), {**document.config, **(config or {})})
+    return check_profile_key(profile, built, use, f"profile '{name}'")
 
 
 def _emulate(built: BuiltProgram, profile: Profile, placement: Placement, cost: DeploymentCost) -> Emulation:

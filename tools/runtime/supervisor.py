@@ -127,7 +127,7 @@ class Supervisor:
             while (message := messages.Message.receive(control)) is not None:
                 if isinstance(message, messages.Spans):
                     for row in message.rows:
-                        self._on_event(messages.as_event(row, device))
+                        self._on_event(messages.as_event(row, device, name))
                 elif isinstance(message, messages.Note):
                     self._on_event({"kind": "note", "text": message.text})
                 elif isinstance(message, messages.Beat):

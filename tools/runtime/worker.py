@@ -10,6 +10,7 @@ import threading
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -33,6 +34,7 @@ from flashrt.runtime.checks import Arrivals, NanWatch
 from flashrt.runtime.inbox import Inbox
 from flashrt.runtime.layout import WorkerPlan
 from flashrt.runtime.lifeline import current_place, die_with_parent, end_system, inherited_socket
+from flashrt.runtime.measuring import Loaded, Measuring
 from flashrt.runtime.ranks import join_group
 from flashrt.runtime.timeline import Timeline
 from flashrt.runtime.wire import Connection
@@ -80,6 +82,7 @@ class Worker:
         """Batch -> its operations here, until the last of them is done."""
         self._depth = max(plan.stagger.values(), default=0)
         self._current: tuple[str, list[Outlet]] | None = None
+        self._measuring: Measuring | None = None
         emulated = bool(plan.part_ns)
         self._device = Timeline(self._sleep_until_ns) if emulated else None
         self._stopwatch = Stopwatch(MonotonicClock(), self._ignore if emulated else self._span, self._doing)
@@ -109,9 +112,20 @@ class Worker:
             device=device, config=hello.config, operations=frozenset(names), rank=plan.rank, degree=plan.degree,
             group=group, tiles=dict(plan.tiles), loan=self._loan,
         )  # fmt: skip
+        if plan.measured:
+            self._measuring = Measuring(
+                plan.measured, built.folder, device, plan.name, plan.rank, group, lambda row: self._rows.append(row)
+            )
         ops = load_ops(flat, built.folder, context)
         store: dict[str, Any] = {}
         self.runners = [OperationRunner(flat, operation, ops, store) for operation in mine]
+        if self._measuring is not None:
+            self._measuring.loaded(
+                Loaded(
+                    flat, built.folder, tuple(mine), ops, store,
+                    lambda names: load_ops(flat, built.folder, replace(context, operations=names)),
+                )
+            )  # fmt: skip
         # Operations that nothing reaches begin with their batch; all others wait for what they need.
         self._index = {path: index for index, path in enumerate(flat.by_path)}
 
@@ -148,6 +162,8 @@ class Worker:
 
     def _loan(self, port: str, shape: Sequence[int], dtype: Any) -> Any | None:
         """Return a tensor in the memory of the channel that the running operation's port feeds, or None."""
+        if self._measuring is not None:
+            self._measuring.loaned(port)
         if self._current is None:
             return None
         path, outlets = self._current
@@ -204,14 +220,29 @@ class Worker:
             runs = self._runs.setdefault(batch, {})
             run = runs[path] = self._begin(runner, runs)
             begun.append((batch, run))
+            if self._measuring is not None:
+                self._await_streams(runner)
+                self._measuring.run(run, batch)
             # One that takes turns makes its chunks as the next operation asks for them.
-            if path not in self.plan.takes_turns:
+            elif path not in self.plan.takes_turns:
                 run.drain()
         for batch, run in begun:
             self.batch = batch
             run.drain()
             self._report(run)
+        if self._measuring is not None:
+            self._measuring.finish(self.batch)
+            for note in self._measuring.notes:
+                messages.Note(note).send(self.control)
         self._runs.pop(self._batch_of(cycle - self._depth), None)
+
+    def _await_streams(self, runner: OperationRunner) -> None:
+        """Return when the first chunk of every stream from elsewhere is here: then ranks can begin together."""
+        for flow in self.flat.incoming.get(runner.operation.path, ()):
+            streamed = flow.target_port in runner.streamed_inputs and not flow.prologue
+            if streamed and flow.source not in self._local:
+                while not self.inbox.has(self._flow_number[flow]):
+                    self.endpoint.wait()
 
     def _batch_of(self, cycle: int) -> int:
         return self._board.batch_of(cycle) if cycle >= 0 else BUBBLE
