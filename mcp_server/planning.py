@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 from pydantic import Field
 
-from flashrt.analysis import Profile, read_deployment, read_profile
+from flashrt.analysis import Profile, Use, check_profile_key, read_deployment, read_profile
 from flashrt.analysis.search import (
     Pins,
     Point,
@@ -98,6 +98,10 @@ def read_question(workspace: Workspace, arguments: Mapping[str, Any]) -> Questio
     )  # fmt: skip
     found = _kept(findings, lambda: _find_profile(workspace, str(arguments["profile"]), built))
     request = _request(arguments, devices, pins, found[2] if found else None)
+    if built is not None and found is not None:
+        findings += check_profile_key(
+            found[0], built, Use(request.device_kind), f"{TOOL}, argument 'profile', '{found[1].name}'"
+        )
     if built is not None and found is not None:
         _kept(findings, lambda: resolve_request(built, found[0], request))
     if findings or built is None or devices is None or found is None:

@@ -260,8 +260,10 @@ def test_findings_come_together() -> None:
 
 
 def test_a_search_that_is_cut_says_how_far_it_got() -> None:
-    built = chain(14, (1, 2, 3, 4))
-    profile = profile_of({f"op{i}": {str(d): (7 + 5 * i % 11) / d**0.8 for d in (1, 2, 3, 4)} for i in range(14)})
+    built = chain(30, (1, 2, 3, 4))
+    profile = profile_of(
+        {f"op{i}": {str(d): round((7 + 5 * i % 11) / d**0.8, 3) for d in (1, 2, 3, 4)} for i in range(30)}
+    )
     cut = search_deployments(built, profile, SearchRequest(8, time_limit_s=1e-3))
     assert cut.proof.status == "gap"
     assert all(point.proof.status == "gap" for point in cut.points)

@@ -2,7 +2,9 @@
 
 A question is a box: a period and a latency in whole ticks, both to be kept. At a given period the model is linear:
 starts of the parts of one batch, and for every two operations that share a device a height k, by which one waits for
-the other's batch j − k. Answers that are deployments go back to the kernel, which finds their exact figures.
+the other's batch j − k. A longer period never delays anything in one order for all batches, so the box's own period
+stands for all below it. Where batches interleave, a height may be negative, and the period is a variable. Answers that
+are deployments go back to the kernel, which finds their exact figures.
 
 *Source*: ``spec/planners.md``, section 1; L. Perron and F. Didier, *CP-SAT*, Google OR-Tools.
 """
@@ -10,14 +12,18 @@ the other's batch j − k. Answers that are deployments go back to the kernel, w
 from __future__ import annotations
 
 from itertools import combinations
-from typing import Any
+from typing import Any, Literal
 
-from flashrt.analysis.search.arrays import UNDECIDED
+from flashrt.analysis.search.arrays import UNDECIDED, Problem
 from flashrt.analysis.search.model import Model
 from flashrt.analysis.search.resolve import Ask
 
 Answer = tuple[list[int], list[list[int]]]
-"""Masks by operation, and the height of every two operations that share a device (`UNDECIDED` where they share none)."""
+"""Masks by operation, and the heights of every two operations; `UNDECIDED` where they share no device."""
+
+
+LARGEST = 1 << 26
+"""Numbers that CP-SAT is given: with far larger ones its presolve has called a feasible model infeasible (9.15)."""
 
 
 class Question:
@@ -35,10 +41,17 @@ class Question:
         from ortools.sat.python import cp_model
 
         self.cp = cp_model
-        self.ask, self.problem = ask, model.problem
-        self.period, self.latency = period, latency
+        self.ask, self.problem = ask, _coarser(model.problem, period, latency)
+        unit = _unit(model.problem, period, latency)
+        self.period, self.latency = -(-period // unit), -(-latency // unit)
+        self.memory_unit = max(1, (ask.capacity or 0) // LARGEST)
+        self.actual: Any = period
+        """The period, in whole ticks; where heights may be negative, a fraction that it leaves out adds to walks."""
         self.nested, self.has_turns = nested, model.has_turns
         self.solver_model = cp_model.CpModel()
+        if ask.max_stagger:
+            self.actual = self.solver_model.new_int_var(0, period, "")
+            self.latency += ask.max_stagger * len(ask.degrees)
         self.num_ops = len(ask.degrees)
         self.sizes = [int(size) for size in self.problem.sizes]
         self.share: dict[tuple[int, int], Any] = {}
@@ -46,6 +59,8 @@ class Question:
         self.inside: dict[tuple[int, int], Any] = {}
         """u, v -> whether all devices of u are among those of v."""
         self.height: dict[tuple[int, int], Any] = {}
+        self._flags_of: dict[int, dict[int, Any]] = {}
+        self._last: tuple[list[Any], tuple[int, ...]] = ([], ())
         self._add_sizes()
         if nested:
             self._place_on_devices()
@@ -54,18 +69,34 @@ class Question:
         self._add_starts()
         self._add_orders()
 
-    def solve(self, limit_s: float) -> Answer | bool | None:
+    def solve(self, limit_s: float) -> Answer | Literal[False] | None:
         """Return a deployment, False where there is none, or None where the time ran out."""
+        if limit_s <= 0:
+            return None
         solver = self.cp.CpSolver()
         solver.parameters.num_workers = 1
         solver.parameters.random_seed = 0
-        solver.parameters.max_time_in_seconds = max(limit_s, 0.01)
+        solver.parameters.max_time_in_seconds = limit_s
         status = solver.solve(self.solver_model)
         if status == self.cp.INFEASIBLE:
             return False
         if status not in (self.cp.OPTIMAL, self.cp.FEASIBLE):
             return None
         return self._read(solver)
+
+    @property
+    def capacity(self) -> int:
+        """Room of a device, in units of memory; what is held is rounded down, which takes nothing away."""
+        assert self.ask.capacity is not None
+        return self.ask.capacity // self.memory_unit
+
+    def forbid_last(self) -> None:
+        """Take the last answer out, because its exact figures are not those asked for.
+
+        Streams may take turns with their chunks, for which the model has no constraints.
+        """
+        variables, values = self._last
+        self.solver_model.add_forbidden_assignments(variables, [values])
 
     def _flag(self) -> Any:
         return self.solver_model.new_bool_var("")
@@ -82,9 +113,12 @@ class Question:
             flags = {index: self._flag() for index in fitting}
             self.has_size.append(flags)
             model.add_exactly_one(flags.values())
-        area = sum(self.sizes[k] * int(problem.totals[op, k]) * flag
-                   for op, flags in enumerate(self.has_size) for k, flag in flags.items())  # fmt: skip
-        model.add(area <= self.ask.num_devices * self.period)
+        areas = [
+            self.sizes[k] * int(problem.totals[op, k]) * flag
+            for op, flags in enumerate(self.has_size)
+            for k, flag in flags.items()
+        ]
+        model.add(sum(areas) <= self.ask.num_devices * self.actual)
 
     def _time_of(self, part: int) -> Any:
         flags = self.has_size[int(self.problem.owner[part])]
@@ -137,7 +171,7 @@ class Question:
             for k in range(len(self.sizes)):
                 work = sum(int(problem.totals[op, k]) * self.in_group[op][group]
                            for op in range(self.num_ops) if k in self.has_size[op])  # fmt: skip
-                model.add(work <= self.period).only_enforce_if(self.group_size[group][k])
+                model.add(work <= self.actual).only_enforce_if(self.group_size[group][k])
                 if ask.capacity is not None:
                     self._add_group_memory(group, k)
         for u, v in combinations(range(self.num_ops), 2):
@@ -175,14 +209,14 @@ class Question:
 
     def _add_group_memory(self, group: int, k: int) -> None:
         problem, model = self.problem, self.solver_model
-        held = [int(problem.memory[op, k]) * self.in_group[op][group] for op in range(self.num_ops)]
+        held = [int(problem.memory[op, k]) // self.memory_unit * self.in_group[op][group] for op in range(self.num_ops)]
         for state, size in enumerate(problem.state_bytes):
             here = self._flag()
             for op in range(self.num_ops):
                 if problem.uses[op, state]:
                     model.add_implication(self.in_group[op][group], here)
-            held.append(int(size) * here)
-        model.add(sum(held) <= self.ask.capacity).only_enforce_if(self.group_size[group][k])
+            held.append(int(size) // self.memory_unit * here)
+        model.add(sum(held) <= self.capacity).only_enforce_if(self.group_size[group][k])
 
     def _place_on_devices(self) -> None:
         """Groups are sets of devices, any two of them apart or one inside the other."""
@@ -205,7 +239,7 @@ class Question:
             for device in devices[1:]:
                 model.add_implication(self.on[first][device], self.on[first][device - 1])
         for device in devices:
-            model.add(sum(self._work_on(op, device) for op in range(self.num_ops)) <= self.period)
+            model.add(sum(self._work_on(op, device) for op in range(self.num_ops)) <= self.actual)
             if ask.capacity is not None:
                 self._add_device_memory(device)
         for u, v in combinations(range(self.num_ops), 2):
@@ -239,15 +273,17 @@ class Question:
         for op in range(self.num_ops):
             taken = model.new_int_var(0, int(max(problem.memory[op])), "")
             for k, flag in self.has_size[op].items():
-                model.add(taken >= int(problem.memory[op, k])).only_enforce_if(flag, self.on[op][device])
+                model.add(taken >= int(problem.memory[op, k]) // self.memory_unit).only_enforce_if(
+                    flag, self.on[op][device]
+                )
             held.append(taken)
         for state, size in enumerate(problem.state_bytes):
             here = self._flag()
             for op in range(self.num_ops):
                 if problem.uses[op, state]:
                     model.add_implication(self.on[op][device], here)
-            held.append(int(size) * here)
-        model.add(sum(held) <= self.ask.capacity)
+            held.append(int(size) // self.memory_unit * here)
+        model.add(sum(held) <= self.capacity)
 
     def _add_starts(self) -> None:
         """Starts of one batch's parts, after all that they wait for; the last outputs within the latency."""
@@ -260,7 +296,7 @@ class Question:
         ]
         for source, target, height, lag in problem.arcs.tolist():
             u, v = int(problem.owner[source]), int(problem.owner[target])
-            ready = self.start[source] + self._time_of(source) - height * self.period
+            ready = self.start[source] + self._time_of(source) - height * self.actual
             if u != v and lag:
                 ready += lag * (1 - self.inside[v, u])
             model.add(self.start[target] >= ready)
@@ -278,20 +314,36 @@ class Question:
             if least > greatest:
                 model.add(shared == 0)
                 continue
+            # One value where it says nothing, so that no answer comes twice.
+            model.add(height == least).only_enforce_if(shared.negated())
             streams = self.has_turns and problem.stream[u] == problem.stream[v]
-            for first, second, behind in ((u, v, height), (v, u, 1 - height)):
+            for first, second, back in ((u, v, False), (v, u, True)):
                 end = self.start[int(problem.last[first])] + self._time_of(int(problem.last[first]))
-                arc = model.add(self.start[int(problem.first[second])] >= end - behind * self.period)
-                if not streams:
-                    arc.only_enforce_if(shared)
+                start = self.start[int(problem.first[second])]
+                if not streams and not stagger:
+                    behind = 1 - height if back else height
+                    model.add(start >= end - behind * self.period).only_enforce_if(shared)
                     continue
-                # Taking turns with chunks, only the next batch has to wait.
-                waits = self._flag()
-                model.add(behind >= 1).only_enforce_if(waits)
-                model.add(behind <= 0).only_enforce_if(waits.negated())
-                arc.only_enforce_if(shared, waits)
+                for value in range(least, greatest + 1):
+                    behind = 1 - value if back else value
+                    # Streams that take turns with their chunks wait for other batches only.
+                    if behind or not streams:
+                        model.add(start >= end - behind * self.actual).only_enforce_if(shared, self._is(height, value))
+
+    def _is(self, height: Any, value: int) -> Any:
+        """Return whether a height has a value."""
+        found = self._flags_of.setdefault(height.index, {})
+        if value not in found:
+            found[value] = self._flag()
+            self.solver_model.add(height == value).only_enforce_if(found[value])
+            self.solver_model.add(height != value).only_enforce_if(found[value].negated())
+        return found[value]
 
     def _read(self, solver: Any) -> Answer:
+        flags = [flag for row in (self.on if self.nested else self.in_group) for flag in row]
+        flags += [flag for by_size in self.has_size for flag in by_size.values()]
+        variables = [*flags, *self.height.values()]
+        self._last = variables, tuple(int(solver.value(variable)) for variable in variables)
         if self.nested:
             masks = [sum(1 << d for d, flag in enumerate(on) if solver.boolean_value(flag)) for on in self.on]
         else:
@@ -324,3 +376,19 @@ class Question:
             for op in members:
                 masks[op] = given
         return masks
+
+
+def _unit(problem: Problem, period: int, latency: int) -> int:
+    return max(1, max(period, latency, int(problem.longest[0])) // LARGEST)
+
+
+def _coarser(problem: Problem, period: int, latency: int) -> Problem:
+    """Return the problem in larger ticks, all times rounded down: whatever kept the box still keeps it."""
+    unit = _unit(problem, period, latency)
+    if unit == 1:
+        return problem
+    arcs = problem.arcs.copy()
+    arcs[:, 3] //= unit
+    return problem._replace(
+        times=problem.times // unit, totals=problem.totals // unit, arcs=arcs, longest=problem.longest // unit + 1
+    )

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cmp_to_key
@@ -44,6 +45,17 @@ def place_found(ask: Ask, model: Model, masks: Any, relation: Any, *, turns: boo
         groups={}, place={}, blocking=model.blocking, interleave=turns, stagger=staggered, order=order or None
     )
     return Placement(document, devices, order, stagger=staggered)
+
+
+def is_order(relation: Sequence[Sequence[int]]) -> bool:
+    """Return whether every cycle of relations has a positive height: nothing waits for itself."""
+    count = range(len(relation))
+    least = [[math.inf if height == UNDECIDED else int(height) for height in row] for row in relation]
+    for middle in count:
+        for u in count:
+            for v in count:
+                least[u][v] = min(least[u][v], least[u][middle] + least[middle][v])
+    return all(least[u][u] > 0 for u in count)
 
 
 def find_staggers(paths: list[str], relation: Any) -> dict[str, int]:

@@ -19,6 +19,7 @@ from flashrt.analysis.search.result import LeftOut, Point, Proof, SearchResult
 from flashrt.analysis.search.sensitivity import find_sensitivity
 from flashrt.analysis.search.solve import OBJECTIVES, Solution, Solver
 from flashrt.analysis.search.thin import scope_of, thin_front, untried_edges, untried_note
+from flashrt.analysis.search.warm import warm_search
 from flashrt.errors import Finding, InputError, InternalFaultError
 from flashrt.ir import BuiltProgram
 
@@ -33,6 +34,7 @@ def search_deployments(built: BuiltProgram, profile: Profile, request: SearchReq
         the least change that would help.
     """
     ask = resolve_request(built, profile, request)
+    warm_search()
     solution, ask = solve_request(built, profile, request, ask)
     untried = untried_edges(built)
     if not solution.found:
@@ -41,8 +43,9 @@ def search_deployments(built: BuiltProgram, profile: Profile, request: SearchReq
     found, left_out = _wanted(solution.found, request)
     richer = _one_more(built, profile, request, solution)
     scope = scope_of(untried)
+    gaps = {id(one): gap for one, gap in zip(solution.found, solution.gaps, strict=True)}
     points = tuple(
-        _point(built, profile, request, ask, one, _proof(solution.tolerance, one, scope), richer) for one in found
+        _point(built, profile, request, ask, one, _proof(gaps[id(one)], one, scope), richer) for one in found
     )
     return SearchResult(
         points, _proof(solution.tolerance, None, scope), solution.num_nodes, solution.seconds, profile.provenance,
@@ -79,7 +82,8 @@ def solve_request(built: BuiltProgram, profile: Profile, request: SearchRequest,
         nodes, seconds = nodes + solution.num_nodes, seconds + solution.seconds
         if solution.found or number == request.num_devices:
             tolerance = solution.tolerance if proved else None
-            return Solution(solution.found, tolerance, nodes, seconds), smaller
+            gaps = solution.gaps if proved else [None] * len(solution.found)
+            return Solution(solution.found, tolerance, gaps, nodes, seconds), smaller
         proved = proved and solution.tolerance == 0
     raise AssertionError("the last number of devices returns")
 

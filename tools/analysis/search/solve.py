@@ -16,7 +16,7 @@ from flashrt.analysis.search import arrays
 from flashrt.analysis.search.arrays import Archive, Search
 from flashrt.analysis.search.closing import Answer, Question
 from flashrt.analysis.search.kernel import load_kernel
-from flashrt.analysis.search.layout import Found, place_found
+from flashrt.analysis.search.layout import Found, is_order, place_found
 from flashrt.analysis.search.model import Model
 from flashrt.analysis.search.resolve import Ask
 from flashrt.analysis.search.seeds import plant_seeds
@@ -31,7 +31,7 @@ MANY_OPERATIONS = 14
 TREE_SHARE = 0.5
 CLOSING_TOLERANCES = (Fraction(5, 100), Fraction(1, 100), Fraction(0))
 """In rounds: first all boxes but for a share of five per cent, then what is left."""
-MAX_POINTS = 512
+MAX_POINTS = 2048
 NODES_PER_STEP = 20_000
 Figures = Sequence[tuple[Fraction, Fraction]]
 """Period and latency of points, the smallest period first; ticks of the search."""
@@ -80,20 +80,20 @@ class Boxes:
         return found
 
     def find_gaps(self, figures: Figures) -> list[Fraction | None]:
-        """Return for every box by how much its contents may be better; empty regions close all but a tick."""
+        """Return for every box by how much its contents may be better; empty regions close all but a tick of period."""
         gaps: list[Fraction | None] = []
         for period, latency in self._list(figures):
             known = [] if self._share is None else [self._share]
+            if (period is not None and period <= 0) or (latency is not None and latency <= 0):
+                known.append(Fraction(0))
             for a, b in self.empty:
-                if (period is None and a < self._furthest) or (latency is None and b < self._furthest):
+                if (period is None and a < self._furthest) or (latency is None and b < self._furthest) or not a:
                     continue
-                known.append(
-                    max(
-                        Fraction(0) if period is None else period / (a + 1) - 1,
-                        Fraction(0) if latency is None else latency / (b + 1) - 1,
-                        Fraction(0),
-                    )
-                )
+                # Periods may be fractions of ticks: what has one above a is not ruled out. Latencies at whole periods
+                # are whole.
+                by_period = Fraction(0) if period is None else period / a - 1
+                by_latency = Fraction(0) if latency is None else latency / (b + 1) - 1
+                known.append(max(by_period, by_latency, Fraction(0)))
             gaps.append(min(known, default=None))
         return gaps
 
@@ -208,21 +208,26 @@ class Solver:
         limits = [int(value) for value in self.models[0].problem.limits]
         period = box[0] if limits[0] < 0 else min(box[0], limits[0] // limits[1])
         latency = box[1] if limits[2] < 0 else min(box[1], limits[2] // limits[3])
-        closed = True
+        until = time.monotonic() + limit_s
         for variant, model in enumerate(self.models):
-            answer = Question(self.ask, model, period, latency, nested=self.nested).solve(limit_s / len(self.models))
-            if answer is None:
-                closed = False
-            elif not isinstance(answer, bool):
+            question = Question(self.ask, model, period, latency, nested=self.nested)
+            share_s = (until - time.monotonic()) / (len(self.models) - variant)
+            while answer := question.solve(share_s):
                 before = self.archive.figures.copy()
                 self._offer(kernel, variant, model, answer)
-                return bool((before != self.archive.figures).any())
-        if closed:
-            boxes.empty.append(box)
-        return closed
+                if (before != self.archive.figures).any():
+                    return True
+                question.forbid_last()
+                share_s = (until - time.monotonic()) / (len(self.models) - variant)
+            if answer is None:
+                return False
+        boxes.empty.append(box)
+        return True
 
     def _offer(self, kernel: Any, variant: int, model: Model, answer: Answer) -> None:
         """Find the exact figures of what CP-SAT has found."""
+        if not is_order(answer[1]):
+            return
         for turns in (False, True) if model.has_turns else (False,):
             search = self._fresh(model, turns=turns)
             search.control[arrays.NUM_GROUPS] = 0
