@@ -38,7 +38,9 @@ def test_without_the_tree_the_front_is_still_that_of_enumeration(first: int, mon
         try:
             result = search_deployments(instance.built, instance.profile, request)
         except InputError as error:
-            assert "none was found in 2 s" in str(error)
+            # It may have found none in that time; it must not say that there is none.
+            if "not proved" not in str(error):
+                raise
             continue
         # Whatever is claimed holds, whether or not the time was enough for all.
         gap = Fraction(0) if result.proof.status == "optimal" else Fraction(result.proof.gap or 1000)

@@ -321,8 +321,8 @@ class Question:
                 end = self.start[int(problem.last[first])] + self._time_of(int(problem.last[first]))
                 start = self.start[int(problem.first[second])]
                 if not streams and not stagger:
-                    behind = 1 - height if back else height
-                    model.add(start >= end - behind * self.period).only_enforce_if(shared)
+                    waits = 1 - height if back else height
+                    model.add(start >= end - waits * self.period).only_enforce_if(shared)
                     continue
                 for value in range(least, greatest + 1):
                     behind = 1 - value if back else value

@@ -82,7 +82,7 @@ def solve_request(built: BuiltProgram, profile: Profile, request: SearchRequest,
         nodes, seconds = nodes + solution.num_nodes, seconds + solution.seconds
         if solution.found or number == request.num_devices:
             tolerance = solution.tolerance if proved else None
-            gaps = solution.gaps if proved else [None] * len(solution.found)
+            gaps: list[Fraction | None] = solution.gaps if proved else [None] * len(solution.found)
             return Solution(solution.found, tolerance, gaps, nodes, seconds), smaller
         proved = proved and solution.tolerance == 0
     raise AssertionError("the last number of devices returns")
