@@ -1,6 +1,6 @@
 # make help    this list
 # make demo    the whole loop on the WorldPlay application, on this machine's CPU cores
-# make test    all tests
+# make test    all tests, on two processes (WORKERS=1: on one)
 # make check   ruff, formatting, strict types
 # make bench   benchmarks: ratios against a peer or a floor measured in the same run
 # make soak    the long reliability runs: 100 kills, 200 random programs
@@ -10,6 +10,7 @@
 
 PYTHON ?= python3
 VENV := .venv
+WORKERS ?= 2
 BIN := $(VENV)/bin
 # The CPU build, by its own version, so that pip never falls back to gigabytes of CUDA libraries unasked.
 ifeq ($(shell uname -m),x86_64)
@@ -40,7 +41,7 @@ demo: setup
 	$(BIN)/flashrt demo worldplay --json demo.json
 
 test: setup
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
 
 check: setup
 	$(BIN)/ruff check .

@@ -25,7 +25,12 @@ def wait_until(condition: Callable[[], bool], what: str, timeout_s: float = 30) 
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Mark this session's environment, so that its processes are told from others of this machine."""
+    """Mark this session's environment, so that its processes are told from others of this machine.
+
+    Sessions that share the work have a mark each: what one has running is no leftover of the other.
+    """
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        os.environ[MARK] = uuid.uuid4().hex
     os.environ.setdefault(MARK, uuid.uuid4().hex)
 
 
