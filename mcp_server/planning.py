@@ -110,7 +110,7 @@ def read_question(workspace: Workspace, arguments: Mapping[str, Any]) -> Questio
     if built.program.ops is None:
         notes.append("the program names no 'ops': its deployments can be planned, and run once it does")
     return Question(
-        built, found[0], request, _program_name(workspace, str(arguments["program"])), found[1], tuple(notes)
+        built, found[0], request, workspace.program_name(str(arguments["program"])), found[1], tuple(notes)
     )
 
 
@@ -127,14 +127,6 @@ def _find_profile(workspace: Workspace, reference: str, built: BuiltProgram | No
     _, path = workspace.document(reference, "profile", "argument 'profile'")
     # By its path: `flashrt deploy` and other workspaces' copies find it too.
     return read_profile(path, built), path, workspace.relative(path)
-
-
-def _program_name(workspace: Workspace, reference: str) -> str:
-    """Return how a deployment names the program: by its path, or by its id where its ops file is elsewhere."""
-    found = workspace.find_id(reference)
-    if found is None:
-        return workspace.relative(workspace.root / reference)
-    return workspace.relative(found.path) if found.folder.resolve() == found.path.resolve().parent else reference
 
 
 def _request(

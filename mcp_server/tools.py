@@ -222,9 +222,8 @@ class Tools:
         deployment = candidate.get("deployment")
         if deployment is None:
             return candidate
-        found = self.workspace.find_id(program)
-        path = self.workspace.relative(found.path) if found else program
-        return {**candidate, "deployment": {"schema": "flashrt/deployment@1", **deployment, "program": path}}
+        named = self.workspace.program_name(program)
+        return {**candidate, "deployment": {"schema": "flashrt/deployment@1", **deployment, "program": named}}
 
     def bench_compare(
         self,

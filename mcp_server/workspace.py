@@ -82,6 +82,13 @@ class Workspace:
             path = find_file(self.root, reference, where)
         return read_document(path), path
 
+    def program_name(self, reference: str) -> str:
+        """Return how a deployment names a program: by its path, or by its id where its ops file is elsewhere."""
+        found = self.find_id(reference)
+        if found is None:
+            return self.relative(self.root / reference)
+        return self.relative(found.path) if found.folder.resolve() == found.path.resolve().parent else reference
+
     def program(self, reference: str) -> Any:
         """Return the built program (`BuiltProgram`) that an id or a path names.
 
