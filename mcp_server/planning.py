@@ -109,9 +109,7 @@ def read_question(workspace: Workspace, arguments: Mapping[str, Any]) -> Questio
     notes = [*devices.notes, *_profile_notes(found[0], devices)]
     if built.program.ops is None:
         notes.append("the program names no 'ops': its deployments can be planned, and run once it does")
-    return Question(
-        built, found[0], request, workspace.program_name(str(arguments["program"])), found[1], tuple(notes)
-    )
+    return Question(built, found[0], request, workspace.program_name(str(arguments["program"])), found[1], tuple(notes))
 
 
 def _kept(findings: list[Finding], call: Callable[[], Value]) -> Value | None:

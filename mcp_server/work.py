@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from flashrt.errors import input_error
+from flashrt.errors import InputError, input_error
 from flashrt.ir.documents import read_document
 from flashrt.mcp_server.devices import default_devices, device_names
 from flashrt.mcp_server.workspace import Workspace
@@ -132,7 +132,8 @@ def bench_run(root: Path, arguments: Mapping[str, Any], progress: Progress, fold
         timeout_s=timeout_s(arguments),
     )
     identity = new_id("run")
-    result = run_benchmark(system, arguments["inputs"], root, folder, settings, progress)
+    against = known_baseline(workspace, system)
+    result = run_benchmark(system, arguments["inputs"], root, folder, settings, progress, against)
     if not (isinstance(arguments.get("devices"), str) and str(arguments["devices"]).startswith("lease")):
         result["notes"] = [*result["notes"], "measured without a lease: others may have used the same devices"]
     result = {"run": identity, **result}
@@ -140,6 +141,26 @@ def bench_run(root: Path, arguments: Mapping[str, Any], progress: Progress, fold
     (folder / "result.json").write_text(json.dumps(result, indent=1, default=str))
     workspace.store.put_record("run", identity, result, folder / "result.json")
     return result
+
+
+def known_baseline(workspace: Workspace, system: Any) -> Any:
+    """Return what a system was last found equal to (an `Against`), if that is still what it was; else None."""
+    from flashrt.bench import Tolerance
+    from flashrt.bench.recheck import Against
+
+    for record in reversed(workspace.store.list_records("equivalence")):
+        found = record.payload
+        if not found.get("equivalent") or found["candidate"]["digest"] != system.digest:
+            continue
+        try:
+            baseline = find_system(workspace, found["baseline"]["reference"], "the baseline")
+        except InputError:
+            continue
+        if baseline.entry_digest == found["baseline"]["entry_digest"]:
+            floors = {name: output["noise_floor"] for name, output in found["outputs"].items()}
+            noise = floors if all(floor is not None for floor in floors.values()) else None
+            return Against(baseline, Tolerance(**found["tolerance"]), noise, found["equivalence"])
+    return None
 
 
 def known_elements(workspace: Workspace, system: Any) -> dict[str, float] | None:

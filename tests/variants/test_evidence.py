@@ -14,15 +14,24 @@ REFERENCE = {"reference": "reference.py:serve", "digest": "d-ref", "entry": "/w/
 PROGRAM = {"reference": "program.yaml", "digest": "d-prog", "entry": "/w/program.yaml", "entry_digest": "e-prog"}
 OTHER = {"reference": "other.py:serve", "digest": "d-other", "entry": "/w/other.py", "entry_digest": "e-other"}
 
+RECHECKED = {"equal": True}
 
-def decide(store: Store, *, run_system: dict[str, Any] = SYSTEM, **check: Any) -> Any:
+
+def decide(store: Store, *, run_system: Any = SYSTEM, rechecked: Any = RECHECKED, **check: Any) -> Any:
     queue = VariantQueue(store)
     variant = queue.add("it is faster", "rewrite", "period", "the same operations").variant
     assert variant is not None
     record = {"equivalent": True, "baseline": REFERENCE, "candidate": SYSTEM, "num_batches": 8, **check}
     store.put_record("equivalence", "eq-1", record)
-    store.put_record("run", "run-1", {"valid": True, "system": run_system})
+    store.put_record("run", "run-1", {"valid": True, "system": run_system, "rechecked": rechecked})
     return queue.update(variant.id, "measured", equivalence="eq-1", run="run-1")
+
+
+@pytest.mark.parametrize("rechecked", [None, {"equal": False}, "yes"])
+def test_a_run_that_was_compared_with_nothing_does_not(store: Store, rechecked: Any) -> None:
+    prove_program(store)
+    with pytest.raises(InputError, match=r"compared with the baseline's while it was timed.*call bench_run again"):
+        decide(store, rechecked=rechecked)
 
 
 def prove_program(store: Store) -> None:

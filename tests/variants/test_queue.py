@@ -154,7 +154,7 @@ def test_measured_is_refused_in_each_bad_way_and_nothing_changes(
 
 def test_evidence_without_digests_is_refused(queue: VariantQueue, store: Store, add: Add) -> None:
     store.put_record("equivalence", "eq-1", {"equivalent": True, "candidate": {"reference": "a"}})
-    store.put_record("run", "run-1", {"valid": True})
+    store.put_record("run", "run-1", {"valid": True, "rechecked": {"equal": True}})
     with pytest.raises(InputError) as caught:
         queue.update(add(), "measured", equivalence="eq-1", run="run-1")
     assert rules(caught.value) == {"evidence-without-digest"}

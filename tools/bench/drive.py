@@ -7,8 +7,8 @@ import secrets
 import time
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol
 
 from flashrt.bench.equality import stream_length
 from flashrt.bench.process import SystemProcess
@@ -28,6 +28,17 @@ class Written:
     value: Any = field(repr=False)
     batch: int | None = None
 
+    def without_value(self) -> Written:
+        """Return the same write with its value let go."""
+        return replace(self, value=None)
+
+
+class Keeper(Protocol):
+    """Decides which values a recorder keeps."""
+
+    def keeps(self, index: int, output: str, span: tuple[int, int], value: Any, written: list[Written]) -> bool:
+        """Return whether to keep write number `index`, of the elements `span` of an output's stream."""
+
 
 @dataclass
 class Recorder:
@@ -44,16 +55,21 @@ class Recorder:
     """Output -> axes of what is written to it; 0 for what is no array."""
     ended: bool = False
     keep_values: bool = True
+    sampler: Keeper | None = None
+    """Decides of each value whether it is kept; absent: `keep_values` does."""
 
     def take(self, at_ns: int, message: Mapping[str, Any]) -> None:
         """Record one message of the system."""
         if message["kind"] == "output":
             value = message["value"]
-            count = stream_length(value)
-            self.elements[message["name"]] += count
-            self.num_axes[message["name"]] = len(getattr(value, "shape", ()))
-            kept = value if self.keep_values else None
-            self.written.append(Written(at_ns, message["name"], count, kept, message.get("batch")))
+            count, name = stream_length(value), message["name"]
+            first = self.elements[name]
+            self.elements[name] += count
+            self.num_axes[name] = len(getattr(value, "shape", ()))
+            kept = self.keep_values
+            if self.sampler is not None:
+                kept = self.sampler.keeps(len(self.written), name, (first, first + count), value, self.written)
+            self.written.append(Written(at_ns, name, count, value if kept else None, message.get("batch")))
         elif message["kind"] == "batch_done":
             self.batches_done = max(self.batches_done, int(message["batch"]) + 1)
             self.ends.append(len(self.written))
@@ -89,9 +105,11 @@ def send(process: SystemProcess, recorder: Recorder, item: Mapping[str, Any], in
     process.send(item)
 
 
-def run_all(process: SystemProcess, items: Sequence[Mapping[str, Any]], timeout_s: float) -> Recorder:
+def run_all(
+    process: SystemProcess, items: Sequence[Mapping[str, Any]], timeout_s: float, recorder: Recorder | None = None
+) -> Recorder:
     """Send every item at once and take every output: for comparing, not for timing."""
-    recorder = Recorder()
+    recorder = Recorder() if recorder is None else recorder
     for item in items:
         send(process, recorder, item)
     drain(process, recorder, timeout_s)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -25,6 +26,7 @@ from flashrt.bench.metrics import (
     samples_of,
 )
 from flashrt.bench.process import SystemProcess
+from flashrt.bench.recheck import Against, Sampler, recheck
 from flashrt.bench.record import read_inputs
 from flashrt.bench.scenarios import MIN_MEASURED_BATCHES, judge, lag_ms, last_latency_ms, paced, search_rate
 from flashrt.bench.settings import RunSettings, check_settings
@@ -44,6 +46,8 @@ class OneRun:
     outputs: dict[str, dict[str, Any]]
     problems: list[str]
     recorder: Recorder
+    items: list[Mapping[str, Any]]
+    """What the system was sent."""
     start: int
     activities: list[Mapping[str, Any]]
     attribution: Attribution
@@ -56,8 +60,15 @@ def run_benchmark(
     folder: Path,
     settings: RunSettings,
     progress: Report = ignore_progress,
+    against: Against | None = None,
 ) -> dict[str, Any]:
     """Benchmark a system and write result, samples, trace and plot to `folder`.
+
+    Parameters
+    ----------
+    against
+        The baseline that the system was found equal to: what the system puts out in one restart, chosen in secret, is
+        held against what the baseline makes of the same items afterwards. None: nothing is known to compare with.
 
     Returns
     -------
@@ -66,7 +77,7 @@ def run_benchmark(
     Raises
     ------
     InputError
-        Wrong settings, or a system that fails, hangs or returns early.
+        Wrong settings, or a system (or the baseline) that fails, hangs or returns early.
     """
     check_settings(settings)
     # Documents say themselves when a batch is done; so does code whose batches differ, where the mean says nothing.
@@ -77,10 +88,19 @@ def run_benchmark(
         per_batch = calibrate(system, inputs, workspace, folder, settings)
     overhead_ms = harness_overhead_ms(folder, settings)
     done: list[OneRun] = []
+    checked = secrets.randbelow(settings.runs)
     for run in range(settings.runs):
-        progress((run + 0.2) / (settings.runs + 0.5), f"run {run + 1} of {settings.runs}, {settings.scenario}")
-        done.append(run_once(system, inputs, workspace, folder / f"process-{run}.log", settings, per_batch))
-    progress(settings.runs / (settings.runs + 0.5), "metrics, trace and plot")
+        progress((run + 0.2) / (settings.runs + 1), f"run {run + 1} of {settings.runs}, {settings.scenario}")
+        sampler = Sampler() if against is not None and run == checked else None
+        done.append(run_once(system, inputs, workspace, folder / f"process-{run}.log", settings, per_batch, sampler))
+    rechecked = None
+    if against is not None:
+        progress(settings.runs / (settings.runs + 1), f"the baseline over the {len(done[checked].items)} timed batches")
+        rechecked = recheck(
+            against, done[checked].items, done[checked].recorder, folder / "baseline.log",
+            devices=settings.devices, config=settings.config, timeout_s=settings.timeout_s,
+        )  # fmt: skip
+    progress((settings.runs + 0.9) / (settings.runs + 1), "metrics, trace and plot")
     primary = primary_output(done)
     metrics, intervals = combine([{**run.outputs.get(primary, {}), **_latest(run), **run.metrics} for run in done])
     parts = [line.since(run.start) for run in done for line in run.attribution.timelines if line.output == primary]
@@ -93,12 +113,15 @@ def run_benchmark(
             own.pop("latency_ms", None)
         intervals = _merged(intervals, own)
     problems = list(dict.fromkeys(problem for run in done for problem in run.problems))
+    if rechecked is not None and not rechecked["equal"]:
+        problems += [f"in the timed run, {reason}" for reason in rechecked["reasons"]]
     if changed := changed_files(system):
         problems.append(f"the system's files changed during the run: {listed(changed, 5)}")
     result = {
         "valid": not problems,
         "reasons": problems,
-        "notes": _notes(settings, done),
+        "notes": _notes(settings, done, rechecked),
+        "rechecked": rechecked,
         "system": system.as_record(),
         "inputs": inputs,
         "scenario": settings.scenario,
@@ -151,8 +174,12 @@ def _merged(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
     return both
 
 
-def _notes(settings: RunSettings, done: Sequence[OneRun]) -> list[str]:
+def _notes(settings: RunSettings, done: Sequence[OneRun], rechecked: Mapping[str, Any] | None) -> list[str]:
     notes = []
+    if rechecked is None:
+        notes.append(
+            "nothing that was put out while timed was compared: no passed equivalence_check of this system is known"
+        )
     if settings.runs < 5:
         notes.append(f"{settings.runs} process restarts; an interval to be relied on wants at least 5")
     samples = [len(run.recorder.sent_ns) - run.start for run in done]
@@ -224,11 +251,12 @@ def run_once(
     log_path: Path,
     settings: RunSettings,
     per_batch: Mapping[str, float] | None,
+    sampler: Sampler | None = None,
 ) -> OneRun:
     """Start the system, warm it up, drive the scenario, and take the measures of this one process."""
     items = read_inputs(inputs, workspace, new_seed(), settings.max_batches + settings.warmup)
     warmup = min(settings.warmup, max(len(items) - MIN_MEASURED_BATCHES, 0))
-    recorder = Recorder(keep_values=False)
+    recorder = Recorder(keep_values=False, sampler=sampler)
     remove_bytecode(system)
     with SystemProcess(
         system, list(items[0]), devices=settings.devices, config=settings.config, log_path=log_path
@@ -269,7 +297,8 @@ def run_once(
         end_ns = max(write.at_ns for write in recorder.written)
         metrics["busy_share"] = busy_shares(spans, recorder.sent_ns[start], end_ns)
         metrics["devices"] = utilisation(activities, recorder.sent_ns[start], end_ns)
-    return OneRun(metrics, outputs, problems, recorder, start, activities, attribution)
+    sent = list(items[: len(recorder.sent_ns)])
+    return OneRun(metrics, outputs, problems, recorder, sent, start, activities, attribution)
 
 
 def judge_emulation(overruns: Sequence[Mapping[str, Any]], num_batches: int) -> list[str]:

@@ -47,6 +47,12 @@ def check_evidence(
                     "call bench_run again as the reasons say, or remove the variant with a reason",
                     rule="invalid-run")
         )  # fmt: skip
+    if bench is not None and bench.get("valid") is True and not _rechecked(bench):
+        findings.append(
+            Finding(f"{where}, run '{run}'", "a run whose outputs were compared with the baseline's while it was timed",
+                    "one that was measured before the system was found equal, so nothing was compared",
+                    "call bench_run again, after equivalence_check", rule="run-not-rechecked")
+        )  # fmt: skip
     if check is not None:
         findings += _weak_check(where, equivalence, check)
         findings += _other_baseline(where, equivalence, check, workspace)
@@ -76,6 +82,11 @@ def check_evidence(
                     rule="other-system")
         )  # fmt: skip
     return findings
+
+
+def _rechecked(bench: Mapping[str, Any]) -> bool:
+    rechecked = bench.get("rechecked")
+    return isinstance(rechecked, Mapping) and rechecked.get("equal") is True
 
 
 def _weak_check(where: str, equivalence: object, check: Mapping[str, Any]) -> list[Finding]:
