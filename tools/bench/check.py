@@ -9,6 +9,7 @@ from typing import Any
 
 from flashrt.bench.drive import new_seed, run_all
 from flashrt.bench.equality import OutputEquality, Tolerance, compare_output, stream_length
+from flashrt.bench.guards import guard_records, judge_guards, reference_files
 from flashrt.bench.process import SystemProcess
 from flashrt.bench.record import SUFFIX, read_inputs
 from flashrt.bench.systems import System, changed_files, remove_bytecode
@@ -47,19 +48,30 @@ class Streams:
     values: Mapping[str, Sequence[Any]]
     num_elements: Mapping[str, int]
     startup_ms: float
+    guards: Mapping[str, Any] = field(default_factory=dict)
+    seen: Sequence[str] = ()
+    """What the guards saw it do."""
 
 
-def collect(system: System, items: Sequence[Mapping[str, Any]], settings: CheckSettings, log_path: Path) -> Streams:
-    """Run a system once over `items` and return what it wrote."""
+def collect(
+    system: System,
+    items: Sequence[Mapping[str, Any]],
+    settings: CheckSettings,
+    log_path: Path,
+    baseline: System | None = None,
+) -> Streams:
+    """Run a system once over `items` and return what it wrote; a candidate, kept from reading its `baseline`."""
     # Byte code beside the system is in no digest, and Python would run it instead of the source.
     remove_bytecode(system)
     with SystemProcess(
-        system, list(items[0]), devices=settings.devices, config=settings.config, log_path=log_path
-    ) as process:
+        system, list(items[0]), devices=settings.devices, config=settings.config, log_path=log_path,
+        hidden=reference_files(system, baseline),
+    ) as process:  # fmt: skip
         process.wait_ready(settings.timeout_s)
         recorder = run_all(process, items, settings.timeout_s)
-        ready_ns = process.ready_ns or process.started_ns
-        return Streams(recorder.values(), dict(recorder.elements), (ready_ns - process.started_ns) / 1e6)
+        startup_ms = ((process.ready_ns or process.started_ns) - process.started_ns) / 1e6
+        events = list(process.events)
+    return Streams(recorder.values(), dict(recorder.elements), startup_ms, guard_records(events), judge_guards(events))
 
 
 def check_equivalence(
@@ -95,6 +107,7 @@ def check_equivalence(
     reasons: list[str] = []
     owed: dict[str, float] = {}
     startup: dict[str, float] = {}
+    guards: Mapping[str, Any] = {}
     num_items = settings.num_batches
     for run in range(settings.runs):
         share = run / settings.runs
@@ -102,7 +115,7 @@ def check_equivalence(
         items = read_inputs(inputs, workspace, seed, settings.num_batches)
         num_items = len(items)
         progress(share, f"candidate over {num_items} batches")
-        got = collect(candidate, items, settings, folder / f"process-{3 * run}.log")
+        got = collect(candidate, items, settings, folder / f"process-{3 * run}.log", baseline)
         refuse_changes(baseline, candidate)
         progress(share + 0.4 / settings.runs, "baseline")
         want = collect(baseline, items, settings, folder / f"process-{3 * run + 1}.log")
@@ -110,6 +123,8 @@ def check_equivalence(
         if settings.measure_noise and settings.known_noise is None and run == 0:
             progress(share + 0.7 / settings.runs, "baseline again, for the noise floor")
             noise = collect(baseline, items, settings, folder / f"process-{3 * run + 2}.log")
+        guards = got.guards
+        reasons += got.seen
         startup = {"baseline": want.startup_ms, "candidate": got.startup_ms}
         owed = {name: count / num_items for name, count in want.num_elements.items()}
         for name in dict.fromkeys((*want.values, *got.values)):
@@ -126,12 +141,13 @@ def check_equivalence(
         if not want.values:
             reasons.append("the baseline writes nothing, so nothing can be proved")
     refuse_changes(baseline, candidate)
+    reasons = list(dict.fromkeys(reasons))
     reasons += [reason for result in outputs.values() for reason in result.reasons]
     empty = [name for name, result in outputs.items() if result.equal and result.total == 0]
     reasons += [f"output '{name}' has no element, so nothing is proved" for name in empty]
     warnings = _warnings(outputs, settings, num_items, inputs)
     return {
-        "equivalent": bool(outputs) and not empty and all(result.equal for result in outputs.values()),
+        "equivalent": bool(outputs) and not reasons and all(result.equal for result in outputs.values()),
         "tier": settings.tolerance.tier,
         "tolerance": asdict(settings.tolerance),
         "outputs": {name: result.as_dict() for name, result in outputs.items()},
@@ -141,6 +157,7 @@ def check_equivalence(
         "runs": settings.runs,
         "elements_per_batch": owed,
         "startup_ms": startup,
+        "guards": dict(guards),
         "baseline": baseline.as_record(),
         "candidate": candidate.as_record(),
         "inputs": inputs,

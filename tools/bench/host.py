@@ -16,6 +16,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from flashrt.bench.guards import hide, replaced_timers
 from flashrt.bench.io import CLOSED, InputClosed, Inputs, Outputs, SystemIO
 from flashrt.clock import monotonic_ns
 from flashrt.errors import FlashrtError
@@ -37,6 +38,8 @@ def main() -> int:
     if hello is None:
         return 1
     spec = hello["value"]
+    # Before any thread, which a new user namespace does not take along, and before any code of the system.
+    connection.send(hide(spec["hidden"]))
     # The values of a deployment only pass through its supervisor: as bytes, without torch.
     connection.torch = spec["kind"] != "deployment"
     inputs = Inputs(spec["inputs"])
@@ -59,6 +62,8 @@ def main() -> int:
         pass
     except BaseException as error:  # noqa: BLE001 - reported to the harness whatever it is
         return _fail(connection, error, "serve")
+    for name in replaced_timers():
+        connection.send({"kind": "replaced", "text": name})
     connection.send({"kind": "done", "usage": process_usage()})
     return 0
 

@@ -73,6 +73,8 @@ def check_message(message: Mapping[str, Any]) -> None:
         "held": {"name": str, "worker": str, "num_bytes": int},
         "file": {"name": str, "worker": str},
         "note": {"text": str},
+        "guard": {"name": str, "active": bool, "how": str},
+        "replaced": {"text": str},
         "at": {"text": str},
         "failed": {"text": str, "phase": str},
         "done": {"usage": dict},
@@ -101,6 +103,8 @@ class SystemProcess:
     ----------
     devices
         Names of the leased devices; CPU devices also bound the cores that the system may use.
+    hidden
+        Files that it is kept from reading, as far as the host allows.
     log_path
         Where its standard output and error go.
 
@@ -118,6 +122,7 @@ class SystemProcess:
         devices: Sequence[str] = (),
         config: Mapping[str, Any] | None = None,
         environment: Mapping[str, str] | None = None,
+        hidden: Sequence[Path] = (),
         log_path: Path,
     ) -> None:
         self.system = system
@@ -136,7 +141,10 @@ class SystemProcess:
         self._threads: list[threading.Thread] = []
         # A deployment's workers are masked one by one; any other system sees its own devices and no others.
         mask, names = ({}, list(devices)) if system.kind == "deployment" else mask_devices(devices)
-        hello = {**system.as_hello(), "inputs": list(inputs), "devices": names, "config": dict(config or {})}
+        hello = {
+            **system.as_hello(), "inputs": list(inputs), "devices": names, "config": dict(config or {}),
+            "hidden": [str(path) for path in hidden],
+        }  # fmt: skip
         greeting = pack({"kind": "hello"}, hello, "config")
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         with theirs:

@@ -15,6 +15,7 @@ from flashrt.bench import null, report
 from flashrt.bench.check import Report, ignore_progress
 from flashrt.bench.drive import Recorder, drain, new_seed, one_by_one, run_all
 from flashrt.bench.environment import describe_environment
+from flashrt.bench.guards import guard_records, judge_guards, reference_files
 from flashrt.bench.intervals import METHOD
 from flashrt.bench.metrics import (
     Attribution,
@@ -51,6 +52,7 @@ class OneRun:
     start: int
     activities: list[Mapping[str, Any]]
     attribution: Attribution
+    guards: Mapping[str, Any]
 
 
 def run_benchmark(
@@ -80,19 +82,21 @@ def run_benchmark(
         Wrong settings, or a system (or the baseline) that fails, hangs or returns early.
     """
     check_settings(settings)
+    hidden = reference_files(system, against.baseline if against else None)
     # Documents say themselves when a batch is done; so does code whose batches differ, where the mean says nothing.
     known = settings.elements_per_batch if system.kind == "code" else None
     per_batch = known if known and all(float(count).is_integer() for count in known.values()) else None
     if per_batch is None and system.kind == "code":
         progress(0.0, "calibration: how much a batch yields")
-        per_batch = calibrate(system, inputs, workspace, folder, settings)
+        per_batch = calibrate(system, inputs, workspace, folder, settings, hidden)
     overhead_ms = harness_overhead_ms(folder, settings)
     done: list[OneRun] = []
     checked = secrets.randbelow(settings.runs)
     for run in range(settings.runs):
         progress((run + 0.2) / (settings.runs + 1), f"run {run + 1} of {settings.runs}, {settings.scenario}")
         sampler = Sampler() if against is not None and run == checked else None
-        done.append(run_once(system, inputs, workspace, folder / f"process-{run}.log", settings, per_batch, sampler))
+        log_path = folder / f"process-{run}.log"
+        done.append(run_once(system, inputs, workspace, log_path, settings, per_batch, sampler, hidden))
     rechecked = None
     if against is not None:
         progress(settings.runs / (settings.runs + 1), f"the baseline over the {len(done[checked].items)} timed batches")
@@ -122,6 +126,7 @@ def run_benchmark(
         "reasons": problems,
         "notes": _notes(settings, done, rechecked),
         "rechecked": rechecked,
+        "guards": dict(done[-1].guards),
         "system": system.as_record(),
         "inputs": inputs,
         "scenario": settings.scenario,
@@ -195,7 +200,12 @@ def _notes(settings: RunSettings, done: Sequence[OneRun], rechecked: Mapping[str
 
 
 def calibrate(
-    system: System, inputs: str, workspace: Path, folder: Path, settings: RunSettings
+    system: System,
+    inputs: str,
+    workspace: Path,
+    folder: Path,
+    settings: RunSettings,
+    hidden: Sequence[Path] = (),
 ) -> dict[str, float] | None:
     """Return how many elements a batch yields on each output, from a short run of its own.
 
@@ -209,7 +219,7 @@ def calibrate(
     items = read_inputs(inputs, workspace, new_seed(), 3)
     log_path = folder / "calibration.log"
     with SystemProcess(
-        system, list(items[0]), devices=settings.devices, config=settings.config, log_path=log_path
+        system, list(items[0]), devices=settings.devices, config=settings.config, log_path=log_path, hidden=hidden
     ) as process:
         process.wait_ready(settings.timeout_s)
         recorder = run_all(process, items, settings.timeout_s)
@@ -252,6 +262,7 @@ def run_once(
     settings: RunSettings,
     per_batch: Mapping[str, float] | None,
     sampler: Sampler | None = None,
+    hidden: Sequence[Path] = (),
 ) -> OneRun:
     """Start the system, warm it up, drive the scenario, and take the measures of this one process."""
     items = read_inputs(inputs, workspace, new_seed(), settings.max_batches + settings.warmup)
@@ -259,7 +270,7 @@ def run_once(
     recorder = Recorder(keep_values=False, sampler=sampler)
     remove_bytecode(system)
     with SystemProcess(
-        system, list(items[0]), devices=settings.devices, config=settings.config, log_path=log_path
+        system, list(items[0]), devices=settings.devices, config=settings.config, log_path=log_path, hidden=hidden
     ) as process:
         process.wait_ready(settings.timeout_s)
         one_by_one(process, items[:warmup], per_batch, settings.timeout_s, monotonic_ns() + int(3.6e12), recorder)
@@ -279,11 +290,13 @@ def run_once(
         usages = [process.usage, *(event for event in process.events if event["kind"] == "usage")]
         peak = max(process.peak_host_bytes, sum(int(usage.get("peak_host_bytes", 0)) for usage in usages))
         activities = [event for event in process.events if event["kind"] in ACTIVITIES]
+        seen, guards = judge_guards(process.events), guard_records(process.events)
         device_bytes = sum(int(usage.get("peak_device_bytes") or 0) for usage in usages) or None
     attribution = attribute(recorder)
     lines = attribution.timelines if start < len(recorder.sent_ns) else ()
     outputs = {line.output: measure(line, start, period_ms) for line in lines}
     problems = [*attribution.problems, *judge(recorder, start, period_ms, outputs, search, lines, per_batch)]
+    problems += seen
     problems += judge_emulation(overruns, len(recorder.sent_ns) - start)
     if len(items) < warmup + MIN_MEASURED_BATCHES:
         problems.append(
@@ -297,8 +310,8 @@ def run_once(
         end_ns = max(write.at_ns for write in recorder.written)
         metrics["busy_share"] = busy_shares(spans, recorder.sent_ns[start], end_ns)
         metrics["devices"] = utilisation(activities, recorder.sent_ns[start], end_ns)
-    sent = list(items[: len(recorder.sent_ns)])
-    return OneRun(metrics, outputs, problems, recorder, sent, start, activities, attribution)
+    sent: list[Mapping[str, Any]] = list(items[: len(recorder.sent_ns)])
+    return OneRun(metrics, outputs, problems, recorder, sent, start, activities, attribution, guards)
 
 
 def judge_emulation(overruns: Sequence[Mapping[str, Any]], num_batches: int) -> list[str]:

@@ -63,6 +63,9 @@ class Source(Protocol):
         """Return an array over `data`, or over a copy of it."""
 
 
+EXACT_ARRAYS = (np.ndarray, np.memmap)
+
+
 def encode(
     value: Any, buffers: list[memoryview | bytes], where: str = "value", on_device: DeviceEncode | None = None
 ) -> Any:
@@ -90,8 +93,9 @@ def encode(
         return _encode_tensor(value, buffers, where)
     if is_array(value) or isinstance(value, np.generic):
         array = np.asarray(value)
-        if isinstance(value, np.ma.MaskedArray | np.matrix):
-            raise _unknown(where, f"NumPy {type(value).__name__}, which works unlike an array")
+        if is_array(value) and type(value) not in EXACT_ARRAYS:
+            # Others work unlike an array, or would do their work after the clock stopped.
+            raise _unknown(where, f"a {type(value).__name__}, which is no NumPy array itself but a subclass")
         if array.dtype.hasobject or array.dtype.names:
             raise _unknown(where, f"NumPy array of {array.dtype}")
         return _encode_array("a" if is_array(value) else "g", array.dtype.str, array, buffers)
