@@ -1,4 +1,4 @@
-"""The long reliability runs: ``python scripts/soak.py --kills 100 --programs 200`` (``make soak``)."""
+"""The long reliability runs: ``python scripts/soak.py --kills 100 --programs 200 --cheats 10`` (``make soak``)."""
 
 from __future__ import annotations
 
@@ -40,6 +40,7 @@ def main() -> int:
     parser = argparse.ArgumentParser()
     parser.add_argument("--kills", type=int, default=100)
     parser.add_argument("--programs", type=int, default=0, help="random programs under random deployments")
+    parser.add_argument("--cheats", type=int, default=0, help="how often each cheat and twin runs, on two applications")
     parser.add_argument("--seed", type=int, default=0)
     arguments = parser.parse_args()
     failed = kill_many(arguments.kills, arguments.seed) if arguments.kills else 0
@@ -48,6 +49,10 @@ def main() -> int:
         environment = {**os.environ, "FLASHRT_RANDOM_PROGRAMS": str(arguments.programs)}
         done = subprocess.run(command, cwd=ROOT, env=environment, check=False)
         failed += done.returncode != 0
+    for application in ("toy", "worldplay") if arguments.cheats else ():
+        command = [sys.executable, "-m", "pytest", "-q", "--timeout", "7200", "tests/adversarial"]
+        wanted = {"FLASHRT_ADVERSARIAL_APP": application, "FLASHRT_ADVERSARIAL_TIMES": str(arguments.cheats)}
+        failed += subprocess.run(command, cwd=ROOT, env={**os.environ, **wanted}, check=False).returncode != 0
     return int(failed > 0)
 
 
