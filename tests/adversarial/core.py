@@ -12,6 +12,8 @@ from flashrt.ir.interpret import Interpreter
 from flashrt.ir.ops import Context
 
 HERE = Path(__file__).parent
+TENSORS = set()
+"""Outputs that are torch tensors; cheats see arrays, and what they make of them is put out as tensors again."""
 
 
 def make_work(io):
@@ -21,7 +23,9 @@ def make_work(io):
 
     def work(item):
         chunks = interpreter.run_batch_in_chunks(item)
-        return {name: np.concatenate([np.asarray(chunk) for chunk in parts]) for name, (_, parts) in chunks.items()}
+        parts_of = {name: list(parts) for name, (_, parts) in chunks.items()}
+        TENSORS.update(name for name, parts in parts_of.items() if type(parts[0]).__module__ == "torch")
+        return {name: np.concatenate([np.asarray(part) for part in parts]) for name, parts in parts_of.items()}
 
     return list(built.program.graphs[built.program.entry].inputs), work
 
@@ -35,7 +39,15 @@ def batches(io, names):
 
 def put(io, outputs):
     for name, value in outputs.items():
-        io.outputs[name].write(value)
+        put_one(io, name, value)
+
+
+def put_one(io, name, value):
+    if name in TENSORS and type(value) is np.ndarray:
+        import torch
+
+        value = torch.from_numpy(np.require(value, requirements="CW"))
+    io.outputs[name].write(value)
 
 
 def play(io, change=lambda outputs, batch, item: outputs, before=lambda item: item):

@@ -5,7 +5,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
-from core import HERE, batches, make_work, play, put
+from core import HERE, batches, make_work, play, put, put_one
 
 
 def plain(io):
@@ -62,7 +62,7 @@ def writes_chunks(io):
     for _, item in batches(io, names):
         for name, value in work(item).items():
             for frame in range(len(value)):
-                io.outputs[name].write(value[frame : frame + 1])
+                put_one(io, name, value[frame : frame + 1])
 
 
 def writes_strided_views(io):

@@ -18,6 +18,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from flashrt.bench.limits import Limits, LimitWatch
 from flashrt.bench.systems import System
 from flashrt.clock import monotonic_ns
 from flashrt.errors import Finding, InputError, input_error
@@ -105,6 +106,8 @@ class SystemProcess:
         Names of the leased devices; CPU devices also bound the cores that the system may use.
     hidden
         Files that it is kept from reading, as far as the host allows.
+    limits
+        What it may take of the host before it is ended.
     log_path
         Where its standard output and error go.
 
@@ -123,6 +126,7 @@ class SystemProcess:
         config: Mapping[str, Any] | None = None,
         environment: Mapping[str, str] | None = None,
         hidden: Sequence[Path] = (),
+        limits: Limits | None = None,
         log_path: Path,
     ) -> None:
         self.system = system
@@ -135,6 +139,8 @@ class SystemProcess:
         self.peak_host_bytes = 0
         self._log_path = log_path
         self._mark = uuid.uuid4().hex
+        self._limits = LimitWatch(limits or Limits(), self._mark, system.path.parent)
+        self._excess: tuple[str, str] | None = None
         self._stop = threading.Event()
         self._answered = threading.Event()
         self._exited = threading.Event()
@@ -212,8 +218,19 @@ class SystemProcess:
                 self._exited.set()
                 self._connection.stop_reading()
                 return
-            in_use = sum(resident_bytes(number) for number in descendants(self._process.pid))
+            members = descendants(self._process.pid)
+            in_use = sum(resident_bytes(number) for number in members)
             self.peak_host_bytes = max(self.peak_host_bytes, in_use)
+            if self._excess is None:
+                self._excess = self._limits.find_excess(members)
+                if self._excess is not None:
+                    self._kill()
+
+    def _kill(self) -> None:
+        """End all processes of the system at once; its first one stays unreaped."""
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        kill_marked(self._mark)
 
     def members(self) -> list[int]:
         """Return the ids of the system's processes: its first one and all below it."""
@@ -279,6 +296,8 @@ class SystemProcess:
         except queue.Empty:
             return None
         if arrival is None:
+            if self._excess is not None:
+                raise self._error("limit", self._excess[0], f"{self._excess[1]}, so all of it was ended", log=False)
             raise self._error("crash", waiting_for, self._ending())
         kind = arrival.message["kind"]
         if kind == "failed":
@@ -350,9 +369,7 @@ class SystemProcess:
             self._exited.wait(grace_s)
         self._stop.set()
         # Not reaped yet, so that the group's number cannot belong to others.
-        with suppress(ProcessLookupError, PermissionError):
-            os.killpg(self._process.pid, signal.SIGKILL)
-        kill_marked(self._mark)
+        self._kill()
         remove_files(shared_name(self._mark))
         self._process.wait()
         self._connection.shutdown()
