@@ -9,7 +9,7 @@ from typing import Any
 
 from flashrt.bench.drive import new_seed, run_all
 from flashrt.bench.equality import OutputEquality, Tolerance, compare_output, stream_length
-from flashrt.bench.guards import guard_records, judge_guards, reference_files
+from flashrt.bench.guards import guard_records, judge_guards, private_files, reference_files
 from flashrt.bench.process import SystemProcess
 from flashrt.bench.record import SUFFIX, read_inputs
 from flashrt.bench.systems import System, changed_files, remove_bytecode
@@ -59,13 +59,14 @@ def collect(
     settings: CheckSettings,
     log_path: Path,
     baseline: System | None = None,
+    workspace: Path | None = None,
 ) -> Streams:
-    """Run a system once over `items` and return what it wrote; a candidate, kept from reading its `baseline`."""
+    """Run a system once over `items` and return what it wrote; a candidate, kept from reading `baseline` and store."""
     # Byte code beside the system is in no digest, and Python would run it instead of the source.
     remove_bytecode(system)
     with SystemProcess(
         system, list(items[0]), devices=settings.devices, config=settings.config, log_path=log_path,
-        hidden=reference_files(system, baseline),
+        hidden=reference_files(system, baseline), private=private_files(workspace) if workspace else (),
     ) as process:  # fmt: skip
         process.wait_ready(settings.timeout_s)
         recorder = run_all(process, items, settings.timeout_s)
@@ -115,7 +116,7 @@ def check_equivalence(
         items = read_inputs(inputs, workspace, seed, settings.num_batches)
         num_items = len(items)
         progress(share, f"candidate over {num_items} batches")
-        got = collect(candidate, items, settings, folder / f"process-{3 * run}.log", baseline)
+        got = collect(candidate, items, settings, folder / f"process-{3 * run}.log", baseline, workspace)
         refuse_changes(baseline, candidate)
         progress(share + 0.4 / settings.runs, "baseline")
         want = collect(baseline, items, settings, folder / f"process-{3 * run + 1}.log")

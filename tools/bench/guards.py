@@ -19,6 +19,9 @@ from flashrt.bench.systems import System
 
 CLONE_NEWNS, CLONE_NEWUSER = 0x00020000, 0x10000000
 MS_BIND, MS_REC, MS_PRIVATE = 4096, 16384, 1 << 18
+CAP_SYS_ADMIN, CAPABILITY_VERSION, PR_CAPBSET_DROP = 21, 0x20080522, 24
+STORE = ".flashrt"
+"""Folder of a workspace that FlashRT keeps its own files in."""
 STUB = (
     "raise ImportError('the reference is hidden from the systems that are compared with it: a candidate does its own "
     "work; copy what it needs into a file of its own')\n"
@@ -45,22 +48,31 @@ def reference_files(candidate: System, baseline: System | None) -> list[Path]:
     return sorted(found)
 
 
-def hide(paths: Sequence[str]) -> dict[str, Any]:
-    """Hide files from this process and all that it starts; return the guard's record.
+def private_files(workspace: Path) -> list[Path]:
+    """Return where the workspace keeps verdicts, and the logs and recordings of jobs: nothing that a system needs."""
+    store = workspace / STORE
+    return [path for path in (*sorted(store.glob("*.db*")), store / "jobs") if path.exists()]
 
-    In a mount namespace of its own (root, or a user namespace) another file lies over each; where the host allows
-    none, an audit hook refuses to open them in this process.
+
+def hide(reference: Sequence[str], private: Sequence[str]) -> list[dict[str, Any]]:
+    """Hide files and folders from this process and all that it starts; return the guards' records.
+
+    In a mount namespace of its own (root, or a user namespace) others lie over them, and the right to take these away
+    is given up. Where the host allows none, an audit hook refuses to open files of the reference in this process.
     """
-    if not paths:
-        return {"kind": "guard", "name": "reference-hidden", "active": False, "how": "there is no file to hide"}
-    problem = _enter_namespace()
-    if problem is None:
-        problem = _cover(paths)
-    if problem is None:
-        return {"kind": "guard", "name": "reference-hidden", "active": True, "how": "mount namespace"}
-    _watch_opens({os.path.realpath(path) for path in paths})
-    how = f"audit hook in the first process only: no mount namespace ({problem})"
-    return {"kind": "guard", "name": "reference-hidden", "active": True, "how": how}
+    problem = _enter_namespace() or _cover([*reference, *private]) if reference or private else None
+    found = []
+    for name, paths in (("reference-hidden", reference), ("records-hidden", private)):
+        active, how = True, "mount namespace"
+        if not paths:
+            active, how = False, "there is nothing to hide"
+        elif problem is not None and paths is reference:
+            _watch_opens({os.path.realpath(path) for path in paths})
+            how = f"audit hook, in the first process only: no mount namespace ({problem})"
+        elif problem is not None:
+            active, how = False, f"no mount namespace ({problem})"
+        found.append({"kind": "guard", "name": name, "active": active, "how": how})
+    return found
 
 
 def _enter_namespace() -> str | None:
@@ -88,8 +100,35 @@ def _cover(paths: Sequence[str]) -> str | None:
         stub.flush()
         os.chmod(stub.name, 0o444)
         for path in paths:
-            if libc.mount(stub.name.encode(), os.fsencode(path), None, MS_BIND, None) != 0:
+            target = os.fsencode(path)
+            if os.path.isdir(path):
+                failed = libc.mount(b"tmpfs", target, b"tmpfs", 0, b"size=64k")
+            else:
+                failed = libc.mount(stub.name.encode(), target, None, MS_BIND, None)
+            if failed:
                 return os.strerror(ctypes.get_errno())
+    return _give_up_mounting(libc)
+
+
+class _CapabilityHeader(ctypes.Structure):
+    _fields_ = (("version", ctypes.c_uint32), ("pid", ctypes.c_int))
+
+
+class _CapabilityData(ctypes.Structure):
+    _fields_ = (("effective", ctypes.c_uint32), ("permitted", ctypes.c_uint32), ("inheritable", ctypes.c_uint32))
+
+
+def _give_up_mounting(libc: Any) -> str | None:
+    """Drop CAP_SYS_ADMIN for good, so that what was covered stays covered."""
+    header, data = _CapabilityHeader(CAPABILITY_VERSION, 0), (_CapabilityData * 2)()
+    if libc.capget(ctypes.byref(header), data) != 0:
+        return os.strerror(ctypes.get_errno())
+    for name in ("effective", "permitted", "inheritable"):
+        setattr(data[0], name, getattr(data[0], name) & ~(1 << CAP_SYS_ADMIN))
+    # Of the bounding set first, which takes the very right that is given up, so that no program gets it back.
+    libc.prctl(PR_CAPBSET_DROP, CAP_SYS_ADMIN, 0, 0, 0)
+    if libc.capset(ctypes.byref(header), data) != 0:
+        return os.strerror(ctypes.get_errno())
     return None
 
 

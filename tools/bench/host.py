@@ -39,7 +39,8 @@ def main() -> int:
         return 1
     spec = hello["value"]
     # Before any thread, which a new user namespace does not take along, and before any code of the system.
-    connection.send(hide(spec["hidden"]))
+    for record in hide(spec["hidden"], spec["private"]):
+        connection.send(record)
     # The values of a deployment only pass through its supervisor: as bytes, without torch.
     connection.torch = spec["kind"] != "deployment"
     inputs = Inputs(spec["inputs"])

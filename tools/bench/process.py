@@ -104,8 +104,9 @@ class SystemProcess:
     ----------
     devices
         Names of the leased devices; CPU devices also bound the cores that the system may use.
-    hidden
-        Files that it is kept from reading, as far as the host allows.
+    hidden, private
+        The reference's files, and files and folders with verdicts and recordings, that it is kept from reading as far
+        as the host allows.
     limits
         What it may take of the host before it is ended.
     log_path
@@ -126,6 +127,7 @@ class SystemProcess:
         config: Mapping[str, Any] | None = None,
         environment: Mapping[str, str] | None = None,
         hidden: Sequence[Path] = (),
+        private: Sequence[Path] = (),
         limits: Limits | None = None,
         log_path: Path,
     ) -> None:
@@ -149,7 +151,7 @@ class SystemProcess:
         mask, names = ({}, list(devices)) if system.kind == "deployment" else mask_devices(devices)
         hello = {
             **system.as_hello(), "inputs": list(inputs), "devices": names, "config": dict(config or {}),
-            "hidden": [str(path) for path in hidden],
+            "hidden": [str(path) for path in hidden], "private": [str(path) for path in private],
         }  # fmt: skip
         greeting = pack({"kind": "hello"}, hello, "config")
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)

@@ -15,7 +15,7 @@ from flashrt.bench import null, report
 from flashrt.bench.check import Report, ignore_progress
 from flashrt.bench.drive import Recorder, drain, new_seed, one_by_one, run_all
 from flashrt.bench.environment import describe_environment
-from flashrt.bench.guards import guard_records, judge_guards, reference_files
+from flashrt.bench.guards import guard_records, judge_guards, private_files, reference_files
 from flashrt.bench.intervals import METHOD
 from flashrt.bench.metrics import (
     Attribution,
@@ -270,8 +270,9 @@ def run_once(
     recorder = Recorder(keep_values=False, sampler=sampler)
     remove_bytecode(system)
     with SystemProcess(
-        system, list(items[0]), devices=settings.devices, config=settings.config, log_path=log_path, hidden=hidden
-    ) as process:
+        system, list(items[0]), devices=settings.devices, config=settings.config, log_path=log_path, hidden=hidden,
+        private=private_files(workspace),
+    ) as process:  # fmt: skip
         process.wait_ready(settings.timeout_s)
         one_by_one(process, items[:warmup], per_batch, settings.timeout_s, monotonic_ns() + int(3.6e12), recorder)
         start, period_ms, rest = len(recorder.sent_ns), None, items[warmup:]

@@ -1,0 +1,108 @@
+"""What a candidate sees of the reference and of the workspace's records, and that each guard says whether it is active."""
+
+from __future__ import annotations
+
+import errno
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from flashrt.bench import guards, resolve_system
+from flashrt.bench.drive import run_all
+from flashrt.bench.guards import guard_records, private_files, reference_files
+from flashrt.bench.process import SystemProcess
+
+SYSTEMS = """
+import ctypes, os, subprocess, sys
+
+def look(path):
+    try:
+        return open(path).read() if os.path.isfile(path) else ",".join(os.listdir(path))
+    except Exception as error:
+        return type(error).__name__
+
+def looks(io):
+    io.ready()
+    for paths in io.inputs["paths"]:
+        io.outputs["seen"].write([look(path) for path in paths])
+        code = f"import sys; sys.path.insert(0, {os.getcwd()!r}); import looking; print(*map(looking.look, {paths!r}))"
+        child = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+        io.outputs["child"].write([child.stdout.strip()])
+        libc = ctypes.CDLL(None, use_errno=True)
+        io.outputs["away"].write([libc.umount2(path.encode(), 2) for path in paths])
+        io.outputs["own"].write([open(__file__).read()[:1]])
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "looking.py").write_text(SYSTEMS)
+    (tmp_path / "reference.py").write_text("SECRET = 1\ndef serve(io):\n    pass\n")
+    jobs = tmp_path / ".flashrt" / "jobs" / "job-1"
+    jobs.mkdir(parents=True)
+    (jobs / "outputs.npz").write_text("SECRET")
+    (tmp_path / ".flashrt" / "flashrt.db").write_text("SECRET")
+    return tmp_path
+
+
+def see(folder: Path) -> tuple[dict[str, list[Any]], dict[str, Any]]:
+    system, baseline = resolve_system("looking.py:looks", folder), resolve_system("reference.py:serve", folder)
+    paths = [str(folder / name) for name in ("reference.py", ".flashrt/flashrt.db", ".flashrt/jobs")]
+    with SystemProcess(
+        system, ["paths"], hidden=reference_files(system, baseline), private=private_files(folder),
+        log_path=folder / "log.txt",
+    ) as process:  # fmt: skip
+        process.wait_ready(30)
+        recorder = run_all(process, [{"paths": paths}], 30)
+        records = guard_records(process.events)
+    values = {name: [item for value in parts for item in value] for name, parts in recorder.values().items()}
+    assert values["own"] == ["\n"]
+    return values, records
+
+
+def test_reference_and_records_are_out_of_sight_and_stay_so(folder: Path) -> None:
+    values, records = see(folder)
+    if records["records-hidden"]["how"].startswith("no mount namespace"):
+        pytest.skip(records["records-hidden"]["how"])
+    assert records == {
+        "reference-hidden": {"active": True, "how": "mount namespace"},
+        "records-hidden": {"active": True, "how": "mount namespace"},
+    }
+    for text in (*values["seen"], *values["child"]):
+        assert "SECRET" not in text
+        assert "outputs" not in text
+    assert values["seen"][2] == ""
+    assert all(status != 0 for status in values["away"])
+    # Nobody else's view has changed.
+    assert "SECRET" in (folder / "reference.py").read_text()
+    assert (folder / ".flashrt" / "jobs" / "job-1" / "outputs.npz").is_file()
+
+
+def test_a_host_without_namespaces_says_so_and_guards_what_it_can(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The system's own process is made to believe that the kernel refuses."""
+    (folder / "sitecustomize.py").write_text(
+        f"from flashrt.bench import guards\nguards._enter_namespace = lambda: {errno.errorcode[errno.EPERM]!r}\n"
+    )
+    monkeypatch.setenv("PYTHONPATH", str(folder))
+    values, records = see(folder)
+    assert records["reference-hidden"]["active"] is True
+    assert "audit hook, in the first process only" in records["reference-hidden"]["how"]
+    assert records["records-hidden"] == {"active": False, "how": "no mount namespace (EPERM)"}
+    assert values["seen"][0] == "ImportError"
+    assert values["seen"][1] == "SECRET"
+
+
+def test_what_cannot_be_hidden_is_not(folder: Path) -> None:
+    baseline = resolve_system("reference.py:serve", folder)
+    copy = folder / "variant"
+    copy.mkdir()
+    (copy / "reference.py").write_text((folder / "reference.py").read_text())
+    (copy / "mine.py").write_text("def serve(io):\n    pass\n")
+    assert reference_files(baseline, baseline) == []
+    assert reference_files(resolve_system("looking.py:looks", folder), None) == []
+    (hidden, own) = reference_files(resolve_system("variant/mine.py:serve", folder), baseline)
+    assert {hidden, own} == {folder / "reference.py", copy / "reference.py"}
+    assert guards.hide([], [])[0]["active"] is False
