@@ -1,4 +1,4 @@
-"""What a candidate sees of the reference and of the workspace's records, and that each guard says whether it is active."""
+"""What a candidate sees of the reference and of the records, and that each guard says whether it is active."""
 
 from __future__ import annotations
 
