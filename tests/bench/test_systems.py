@@ -167,8 +167,13 @@ def test_every_scenario_measures_and_leaves_its_artefacts(toy: Path, scenario: s
     assert (result.get("d0_ms") is not None) == (scenario != "single_stream")
     assert result["confidence_95"]["fps"][0] <= result["fps"] <= result["confidence_95"]["fps"][1]
     assert result["emulated"] is False
-    for name in ("result", "samples", "trace", "plot"):
+    for name in ("result", "samples", "trace", "plot", "page"):
         assert Path(result["artifacts"][name]).stat().st_size > 0
+    page = Path(result["artifacts"]["page"]).read_text()
+    for words in (system, scenario, "Times between frames", "Worst offset of a batch", "against", "settings"):
+        assert words in page, words
+    assert "src=" not in page
+    assert not result["rechecked"]
     if system == "split.yaml":
         assert set(result["busy_share"]) == {"drift", "render"}
 

@@ -1,17 +1,26 @@
-"""Artefacts of a run: a trace for Perfetto and a plot."""
+"""Artefacts of a run: a trace for Perfetto, and plots as PNG and as a page of HTML."""
 
 from __future__ import annotations
 
+import io
 import json
 from collections.abc import Mapping, Sequence
+from html import escape
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from flashrt.bench.drive import Recorder
-from flashrt.bench.metrics import Attribution, gaps_ms, latencies_ms
+from flashrt.bench.metrics import Attribution, Timeline, gaps_ms, latencies_ms, offsets_ms
 from flashrt.runtime.trace import trace_events
+
+STYLE = """
+body { font: 15px/1.5 system-ui, sans-serif; color: #1f2328; max-width: 80em; margin: 2em auto; padding: 0 1em; }
+h1 { font-size: 1.3em; } h2 { font-size: 1.1em; margin-top: 2em; }
+svg { max-width: 100%; height: auto; }
+pre { background: #f6f8fa; padding: .8em; overflow-x: auto; }
+""".strip()
 
 
 def write_trace(
@@ -44,31 +53,84 @@ def write_trace(
     path.write_text(json.dumps({"traceEvents": events, "displayTimeUnit": "ms"}))
 
 
-def write_plot(path: Path, result: Mapping[str, Any], runs: Sequence[tuple[Attribution, int]]) -> None:
-    """Write a PNG: latency over the batches, and the times between completions as a distribution."""
+def write_plots(png: Path, page: Path, result: Mapping[str, Any], runs: Sequence[tuple[Attribution, int]]) -> None:
+    """Draw a run once, as PNG and in a page of HTML: what a reader asks first, and what the mean hides.
+
+    Latency over the batches, times between frames, both as distributions, and every batch's offset against the
+    schedule that its items were meant to keep.
+    """
     import matplotlib
 
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    figure, (left, right) = pyplot.subplots(1, 2, figsize=(10, 3.6), layout="constrained")
+    figure, axes = pyplot.subplots(2, 3, figsize=(13, 7), layout="constrained")
+    (latency, between, offsets), (latency_share, between_share, text) = axes
     for number, (attribution, start) in enumerate(runs):
         for line in attribution.timelines:
             part = line.since(start)
-            if not len(part.due_ns):
-                continue
-            label = f"{line.output}, run {number + 1}"
-            left.plot(latencies_ms(part), marker=".", label=label)
-            gaps = np.sort(gaps_ms(part))
-            if len(gaps):
-                right.step(gaps, np.linspace(0, 1, len(gaps)), where="post", label=label)
-    left.set(xlabel="batch after warm-up", ylabel="latency (ms)", title="Latency from the intended send time")
-    right.set(xlabel="time between completed batches (ms)", ylabel="share of batches", title="Period")
-    left.set_ylim(bottom=0)
-    if left.lines:
-        left.legend(fontsize=8)
+            if len(part.due_ns):
+                _draw_run(axes, part, f"{line.output}, run {number + 1}", result.get("period_ms"))
+    latency.set(xlabel="batch after warm-up", ylabel="ms", title="Latency from the intended send time")
+    between.set(xlabel="frame after warm-up", ylabel="ms", title="Times between frames")
+    offsets.set(xlabel="batch after warm-up", ylabel="ms", title="Worst offset of a batch against its schedule")
+    latency_share.set(xlabel="latency, ms", ylabel="share of batches", ylim=(0, 1))
+    between_share.set(xlabel="between completed batches, ms", ylabel="share of batches", ylim=(0, 1))
+    latency.set_ylim(bottom=0)
+    if latency.lines:
+        latency.legend(fontsize=8)
+    text.axis("off")
+    text.text(0, 1, "\n".join(_figures(result)), va="top", family="monospace", fontsize=9)
+    title = says(result)
+    figure.suptitle(title, fontsize=10)
+    figure.savefig(png, dpi=110)
+    drawing = io.StringIO()
+    figure.savefig(drawing, format="svg")
+    pyplot.close(figure)
+    page.write_text(_page(title, result, drawing.getvalue()), encoding="utf-8")
+
+
+def _draw_run(axes: Any, part: Timeline, label: str, period_ms: float | None) -> None:
+    (latency, between, offsets), (latency_share, between_share, _) = axes
+    waited, gaps = latencies_ms(part), np.sort(gaps_ms(part))
+    latency.plot(waited, marker=".", label=label)
+    seen = np.sort(part.all_visible_ns)
+    between.plot(np.diff(seen) / 1e6, linewidth=0.8, label=label)
+    if period_ms:
+        offsets.plot(offsets_ms(part, period_ms * 1e6).max(axis=1), marker=".", label=label)
+    latency_share.step(np.sort(waited), np.linspace(0, 1, len(waited)), where="post", label=label)
+    if len(gaps):
+        between_share.step(gaps, np.linspace(0, 1, len(gaps)), where="post", label=label)
+
+
+def says(result: Mapping[str, Any]) -> str:
+    """Return what a run's figures are of, and whether they stand."""
     state = "valid" if result["valid"] else "NOT VALID"
     emulated = ", EMULATED devices" if result["emulated"] else ""
-    figure.suptitle(f"{result['system']['reference']}  {result['scenario']}  {state}{emulated}", fontsize=10)
-    figure.savefig(path, dpi=110)
-    pyplot.close(figure)
+    return f"{result['system']['reference']}, {result['scenario']}: {state}{emulated}, {result['measured']}"
+
+
+def _figures(result: Mapping[str, Any]) -> list[str]:
+    """Return the figures that stand beside the plots, a line each."""
+    waited = result.get("latency_ms") or {}
+    rows = [("fps", result.get("fps")), ("period, ms", result.get("period_ms")), ("d0, ms", result.get("d0_ms")),
+            ("first output, ms", result.get("first_output_ms")),
+            *((f"latency {name}, ms", waited.get(name)) for name in ("p50", "p90", "p99", "max")),
+            ("start-up, ms", result.get("startup_ms"))]  # fmt: skip
+    return [f"{name:<18} {value:10.2f}" for name, value in rows if isinstance(value, int | float)]
+
+
+def _page(title: str, result: Mapping[str, Any], svg: str) -> str:
+    svg = svg[svg.index("<svg") :]
+    lists = [("Why it is not valid", result["reasons"]), ("Notes", result["notes"])]
+    parts = [f"<figure>{svg}</figure>", f"<pre>{escape(chr(10).join(_figures(result)))}</pre>"]
+    for heading, lines in lists:
+        if lines:
+            items = "".join(f"<li>{escape(str(line))}</li>" for line in lines)
+            parts.append(f"<h2>{heading}</h2><ul>{items}</ul>")
+    records = {key: result.get(key) for key in ("guards", "rechecked", "settings", "environment")}
+    parts.append(f"<h2>How it was measured</h2><pre>{escape(json.dumps(records, indent=1, default=str))}</pre>")
+    return (
+        f'<!doctype html>\n<html lang="en">\n<head><meta charset="utf-8"><title>{escape(title)}</title>\n'
+        f"<style>\n{STYLE}\n</style></head>\n<body>\n<h1>{escape(title)}</h1>\n{chr(10).join(parts)}\n</body>\n</html>\n"
+    )

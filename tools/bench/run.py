@@ -338,9 +338,9 @@ def _write_artifacts(folder: Path, result: Mapping[str, Any], done: Sequence[One
             arrays[f"run{index}_visible_ns_{line.output}"] = line.visible_ns
             arrays[f"run{index}_counts_{line.output}"] = line.counts
     np.savez_compressed(samples, **arrays)  # type: ignore[arg-type]
-    trace, plot = folder / "trace.json", folder / "plot.png"
+    trace, plot, page = folder / "trace.json", folder / "plot.png", folder / "plot.html"
     report.write_trace(trace, done[-1].recorder, done[-1].activities, done[-1].attribution)
-    report.write_plot(plot, result, [(run.attribution, run.start) for run in done])
+    report.write_plots(plot, page, result, [(run.attribution, run.start) for run in done])
     record = folder / "result.json"
     record.write_text(json.dumps(result, indent=1, default=str))
-    return {"result": str(record), "samples": str(samples), "trace": str(trace), "plot": str(plot)}
+    return {"result": str(record), "samples": str(samples), "trace": str(trace), "plot": str(plot), "page": str(page)}
