@@ -46,6 +46,25 @@ int nvmlDeviceGetMemoryInfo(void *device, unsigned long long *memory) {
     return SUCCESS;
 }
 
+/* Device 3 is held down by heat (0x40) and power (0x4). */
+int nvmlDeviceGetClockInfo(void *device, int type, unsigned *clock) {
+    if (type != 1) return INVALID_ARGUMENT;
+    *clock = index_of(device) == 3 ? 900 : 1980;
+    return SUCCESS;
+}
+
+int nvmlDeviceGetMaxClockInfo(void *device, int type, unsigned *clock) {
+    (void)device;
+    if (type != 1) return INVALID_ARGUMENT;
+    *clock = 1980;
+    return SUCCESS;
+}
+
+int nvmlDeviceGetCurrentClocksThrottleReasons(void *device, unsigned long long *reasons) {
+    *reasons = index_of(device) == 3 ? 0x44 : 0;
+    return SUCCESS;
+}
+
 struct pci_info {
     char bus_id_legacy[16];
     unsigned domain, bus, device, pci_device_id, pci_subsystem_id;

@@ -65,6 +65,10 @@ def test_eight_devices_in_two_islands(driver: Path) -> None:
 def test_what_the_driver_cannot_say_degrades_field_by_field(driver: Path) -> None:
     devices = ask(driver, "answer = gpu.inventory(kinds=('cuda',)).as_dict()")["devices"]
     assert all(device["temperature_c"] is None for device in devices)
+    assert [device["sm_clock_mhz"] for device in devices] == [1980, 1980, 1980, 900, 1980, 1980, 1980, 1980]
+    assert {device["max_sm_clock_mhz"] for device in devices} == {1980}
+    assert devices[3]["throttle_reasons"] == ["HwThermalSlowdown", "SwPowerCap"]
+    assert not any(device["throttle_reasons"] for device in devices if device["index"] != 3)
     assert all(any("temperature_c is not readable" in note for note in device["notes"]) for device in devices)
     assert [device["uuid"] for device in devices if device["memory_total_bytes"] is None] == [UUID(5)]
     assert "memory is not readable: Not Supported" in devices[5]["notes"]

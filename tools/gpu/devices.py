@@ -26,6 +26,8 @@ class Device:
         Place in the kind's own order: PCI order for CUDA, the core's number for CPUs.
     island
         Name of the group joined by fast links; a device without such links is an island of its own.
+    throttle_reasons
+        Why the clock is below its maximum, in the driver's terms; empty where it says none, or nothing.
     link_bandwidth_bytes_s
         Sum over the active fast links, one direction, where the driver tells.
     """
@@ -40,19 +42,25 @@ class Device:
     pci_bus_id: str | None = None
     utilization_percent: int | None = None
     temperature_c: int | None = None
+    sm_clock_mhz: int | None = None
+    max_sm_clock_mhz: int | None = None
+    throttle_reasons: tuple[str, ...] = ()
     link_bandwidth_bytes_s: int | None = None
     notes: tuple[str, ...] = ()
 
     def as_dict(self) -> dict[str, Any]:
         """Return a JSON-able mapping of all fields."""
-        return {**dataclasses.asdict(self), "notes": list(self.notes)}
+        return {
+            **dataclasses.asdict(self), "notes": list(self.notes), "throttle_reasons": list(self.throttle_reasons),
+        }  # fmt: skip
 
     @classmethod
     def from_dict(cls, fields: Mapping[str, Any]) -> Device:
         """Rebuild a device from `as_dict`; fields that a newer version added are left out."""
         known = {field.name for field in dataclasses.fields(cls)}
         values = {name: value for name, value in fields.items() if name in known}
-        return cls(**{**values, "notes": tuple(values.get("notes", ()))})
+        lists = {name: tuple(values.get(name, ())) for name in ("notes", "throttle_reasons")}
+        return cls(**{**values, **lists})
 
 
 @dataclass(frozen=True)

@@ -74,8 +74,23 @@ def _read_device(nvml: Any, reader: FieldReader, index: int, handle: Any, uuid: 
         pci_bus_id=bus.decode(errors="replace") if isinstance(bus, bytes) else bus,
         utilization_percent=load,
         temperature_c=temperature,
+        sm_clock_mhz=silent.read("clock", lambda: nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_SM)),
+        max_sm_clock_mhz=silent.read("clock", lambda: nvml.nvmlDeviceGetMaxClockInfo(handle, nvml.NVML_CLOCK_SM)),
+        throttle_reasons=_throttle_reasons(nvml, silent, handle),
         link_bandwidth_bytes_s=_link_bandwidth_bytes_s(nvml, silent, handle),
         notes=tuple(reader.notes),
+    )
+
+
+def _throttle_reasons(nvml: Any, reader: FieldReader, handle: Any) -> tuple[str, ...]:
+    """Return the names of the reasons for which the driver holds the clock down, idleness among them."""
+    mask = reader.ask("reasons", "nvmlDeviceGetCurrentClocksThrottleReasons", handle)
+    prefix = "nvmlClocksThrottleReason"
+    bits = {name.removeprefix(prefix): getattr(nvml, name) for name in dir(nvml) if name.startswith(prefix)}
+    return tuple(
+        sorted(
+            name for name, bit in bits.items() if isinstance(bit, int) and bit.bit_count() == 1 and (mask or 0) & bit
+        )
     )
 
 
