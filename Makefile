@@ -55,6 +55,7 @@ bench: setup
 	$(BIN)/python benchmarks/transport.py
 	$(BIN)/python benchmarks/pipeline.py
 	$(BIN)/python benchmarks/search.py
+	$(BIN)/python benchmarks/planned.py
 
 soak: setup
 	$(BIN)/python scripts/soak.py --kills 100 --programs 200 --cheats 10

@@ -162,13 +162,25 @@ def completed_ns(recorder: Recorder, first: int, count: int) -> np.ndarray:
     return np.asarray([last[batch] for batch in range(first, first + count)])
 
 
-def saturate(process: SystemProcess, items: Sequence[Mapping[str, Any]], recorder: Recorder) -> float:
-    """Send all items at once; return the period of the batches in ms, past the first `NUM_FILL`."""
+def saturate(
+    process: SystemProcess,
+    items: Sequence[Mapping[str, Any]],
+    recorder: Recorder,
+    num_fill: int = NUM_FILL,
+    num_last: int = 0,
+) -> float:
+    """Send all items at once; return the period of the batches in ms, without the first `num_fill`.
+
+    Parameters
+    ----------
+    num_last
+        How many at the end do not count either: a staggered operation waits for a batch after its own.
+    """
     first = len(recorder.sent_ns)
     for item in items:
         send(process, recorder, item)
     settle(process, recorder, None, TIMEOUT_S)
-    ends = completed_ns(recorder, first, len(items))[NUM_FILL - 1 :]
+    ends = completed_ns(recorder, first, len(items) - num_last)[num_fill - 1 :]
     return float(ends[-1] - ends[0]) / (len(ends) - 1) / 1e6
 
 

@@ -1,8 +1,9 @@
 """A second opinion on a deployment: its graph, period and latency derived anew, by other algorithms and no shared code.
 
 Only the program's flattening, the profile's numbers and the document are taken over. The graph is written as a list of
-(source, target, weight, height) between (operation, chunk) pairs; the period comes from Howard's policy iteration and
-the latency from longest walks, all in fractions of milliseconds.
+(source, target, weight, height, cause) between (operation, chunk) pairs; the period comes from Howard's policy
+iteration and the latency from longest walks, all in fractions of milliseconds. What is said to bind them, step by step
+as JSON has it, is held against that graph too: `check_cycle` and `check_path`.
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ from flashrt.analysis import Profile
 from flashrt.ir import BuiltProgram, matches
 
 Part = tuple[str, int]
-Arc = tuple[Part, Part, Fraction, int]
+Arc = tuple[Part, Part, Fraction, int, str]
+Steps = Sequence[Mapping[str, Any]]
 
 
 def _best(patterns: Any, path: str) -> Any:
@@ -112,7 +114,7 @@ class Checker:
             for index, value in enumerate(self.chunk_times(path, len(devices[path]))):
                 times[path, index] = value
                 if index:
-                    arcs.append(((path, index - 1), (path, index), times[path, index - 1], 0))
+                    arcs.append(((path, index - 1), (path, index), times[path, index - 1], 0, f"next chunk of {path}"))
 
         def last(path: str) -> Part:
             return path, self.count[path] - 1
@@ -129,14 +131,14 @@ class Checker:
             size = self.size[flow.label]
             if not chunked:
                 lag = self.lag(devices, flow.source, flow.target, size, 1)
-                arcs.append((last(flow.source), (flow.target, 0), times[last(flow.source)] + lag, 0))
+                arcs.append((last(flow.source), (flow.target, 0), times[last(flow.source)] + lag, 0, flow.label))
                 continue
             streams.add((flow.source, flow.target))
             lag = self.lag(devices, flow.source, flow.target, size, taken)
             for chunk in range(taken):
                 wanted = min(chunk + flow.lookahead, taken - 1)
                 part = (flow.source, wanted) if self.count[flow.source] == taken else last(flow.source)
-                arcs.append((part, (flow.target, chunk), times[part] + lag, 0))
+                arcs.append((part, (flow.target, chunk), times[part] + lag, 0, flow.label))
         fed = {flow.target for flow, *_ in self.flows}
         entries |= {(path, 0) for path in self.paths if path not in fed}
         for state in self.built.flat.state_instances:
@@ -149,7 +151,8 @@ class Checker:
                     continue
                 raw = "w" in a and "r" in b
                 lag = self.lag(devices, first.path, second.path, declared if raw else 0, 1)
-                arcs.append((last(first.path), (second.path, 0), times[last(first.path)] + lag, int(later)))
+                weight = times[last(first.path)] + lag
+                arcs.append((last(first.path), (second.path, 0), weight, int(later), f"state {state}"))
         return times, arcs, entries, outputs, streams
 
     def figures(
@@ -162,33 +165,33 @@ class Checker:
     ) -> tuple[Fraction, Fraction] | None:
         """Return period and latency in milliseconds, or None for a deadlock."""
         times, arcs, entries, outputs, streams = prepared or self.graph(devices)
-        everything = list(arcs)
-        seen: set[tuple[Part, ...]] = set()
-        for sequence in order.values():
-            parts = self.parts_in_turn(sequence, stagger, streams, arcs) if turns else [
-                (path, index) for path in sequence for index in range(self.count[path])
-            ]  # fmt: skip
-            if tuple(parts) in seen:
-                continue
-            seen.add(tuple(parts))
-            for part, follower in zip(parts, [*parts[1:], parts[0]], strict=True):
-                height = stagger.get(part[0], 0) - stagger.get(follower[0], 0)
-                everything.append((part, follower, times[part], height))
-            if len(parts) > 0:
-                part, follower, weight, height = everything[-1]
-                everything[-1] = (part, follower, weight, height + 1)
+        everything, seen = list(arcs), set()
+        for device, sequence in order.items():
+            parts = self.parts_on(sequence, stagger, streams, arcs, turns=turns)
+            if tuple(parts) not in seen:
+                seen.add(tuple(parts))
+                everything += cyclic_arcs(parts, times, stagger, device)
         if has_stuck_cycle(list(times), everything):
             return None
         period = howard(list(times), everything)
         walks = longest(list(times), everything, entries, period)
         return period, max((walks[part] + times[part] for part in outputs), default=Fraction(0))
 
+    def parts_on(
+        self, sequence: Sequence[str], stagger: Mapping[str, int], streams: set[tuple[str, str]], arcs: Sequence[Arc],
+        *, turns: bool,
+    ) -> list[Part]:  # fmt: skip
+        """Return a device's parts in the order in which it runs them."""
+        if turns:
+            return self.parts_in_turn(sequence, stagger, streams, arcs)
+        return [(path, index) for path in sequence for index in range(self.count[path])]
+
     def parts_in_turn(
         self, sequence: Sequence[str], stagger: Mapping[str, int], streams: set[tuple[str, str]], arcs: Sequence[Arc]
     ) -> list[Part]:
         """Return a device's parts where neighbours that stream to each other take turns."""
         before: dict[Part, set[Part]] = defaultdict(set)
-        zero = [(a, b) for a, b, _, height in arcs if height == 0]
+        zero = [(a, b) for a, b, _, height, _ in arcs if height == 0]
         changed = True
         while changed:
             changed = False
@@ -217,8 +220,10 @@ class Checker:
                 done.add(part)
         return parts
 
-    def check_document(self, document: Mapping[str, Any]) -> tuple[Fraction, Fraction]:
-        """Return period and latency of a deployment as it would be written, every figure derived from the document."""
+    def read(
+        self, document: Mapping[str, Any]
+    ) -> tuple[dict[str, tuple[int, ...]], dict[int, Sequence[str]], dict[str, int], bool]:
+        """Return devices, orders, staggers and whether neighbours take turns, of a document as it would be written."""
         document = json.loads(json.dumps(document))
         devices = {}
         for path in self.paths:
@@ -227,12 +232,64 @@ class Checker:
         order = {int(device): paths for device, paths in document["order"].items()}
         for device, listing in order.items():
             assert sorted(listing) == sorted(path for path in self.paths if device in devices[path])
-        stagger = {
-            path: document.get("stagger", {}).get(path, 0) for path in self.paths
-        }  # fmt: skip
-        found = self.figures(devices, order, stagger, bool(document.get("interleave")))
+        stagger = {path: document.get("stagger", {}).get(path, 0) for path in self.paths}
+        return devices, order, stagger, bool(document.get("interleave"))
+
+    def check_document(self, document: Mapping[str, Any]) -> tuple[Fraction, Fraction]:
+        """Return period and latency of a deployment as it would be written, every figure derived from the document."""
+        found = self.figures(*self.read(document))
         assert found is not None, "a point is no deadlock"
         return found
+
+    def check_cycle(self, document: Mapping[str, Any], steps: Steps, period: Fraction) -> None:
+        """Check that the steps are a cycle of the graph of `document` whose length a batch is the period, exactly."""
+        if not steps:
+            assert period == 0, "only where nothing takes time, nothing binds the period"
+            return
+        self._check_steps(document, [*steps, steps[0]])
+        height = sum(step["batches"] for step in steps)
+        assert height > 0, "a cycle leads to a later batch"
+        length = sum(_exact(step["time_ms"]) + _exact(step["lag_ms"]) for step in steps)
+        assert length / height == period, f"{length} ms over {height} batches are not {period} ms a batch"
+
+    def check_path(self, document: Mapping[str, Any], steps: Steps, period: Fraction, latency: Fraction) -> None:
+        """Check that the steps lead from an entry to the end of an output, and take exactly the latency."""
+        *_, entries, outputs, _ = self.graph(self.read(document)[0])
+        if not steps:
+            assert not outputs, "where something is shown, a path leads to it"
+            assert latency == 0
+            return
+        self._check_steps(document, steps)
+        assert self._part(steps[0]) in entries, f"{steps[0]} is no entry"
+        assert self._part(steps[-1]) in outputs, f"{steps[-1]} is not the end of an output"
+        assert (steps[-1]["lag_ms"], steps[-1]["batches"], steps[-1]["cause"]) == (0, 0, None), "nothing follows"
+        length = sum(
+            _exact(step["time_ms"]) + _exact(step["lag_ms"]) - period * step["batches"] for step in steps
+        )  # fmt: skip
+        assert length == latency, f"{length} ms are not {latency} ms"
+
+    def _part(self, step: Mapping[str, Any]) -> Part:
+        path, chunk = step["operation"], step["chunk"]
+        assert path in self.count, f"no operation '{path}'"
+        assert (chunk is None) == (self.count[path] == 1), f"'{path}' has {self.count[path]} chunks, not {chunk}"
+        return path, 0 if chunk is None else chunk - 1
+
+    def _check_steps(self, document: Mapping[str, Any], steps: Steps) -> None:
+        """Check each step's time, and that an arc of that length, height and cause joins it to the one after it."""
+        devices, order, stagger, turns = self.read(document)
+        times, arcs, _, _, streams = self.graph(devices)
+        known = set(arcs)
+        for device, sequence in order.items():
+            parts = self.parts_on(sequence, stagger, streams, arcs, turns=turns)
+            known |= set(cyclic_arcs(parts, times, stagger, device))
+        for step in steps:
+            assert times.get(self._part(step)) == _exact(step["time_ms"]), f"{step} takes another time"
+        for step, follower in itertools.pairwise(steps):
+            weight = _exact(step["time_ms"]) + _exact(step["lag_ms"])
+            # Of a state the analysis also says which hazard it is.
+            cause = step["cause"].rpartition(" (")[0] if step["cause"].startswith("state ") else step["cause"]
+            arc = (self._part(step), self._part(follower), weight, step["batches"], cause)
+            assert arc in known, f"nothing makes {follower} wait for {step}"
 
     def memory(self, devices: Mapping[str, tuple[int, ...]]) -> dict[int, int]:
         """Return what lives on each device, in bytes."""
@@ -250,12 +307,24 @@ class Checker:
         return total
 
 
+def cyclic_arcs(
+    parts: Sequence[Part], times: Mapping[Part, Fraction], stagger: Mapping[str, int], device: int
+) -> list[Arc]:
+    """Return what the order of a device asks: each part after the one before it, and the first of the next cycle."""
+    arcs = []
+    for index, part in enumerate(parts):
+        follower = parts[(index + 1) % len(parts)]
+        height = stagger.get(part[0], 0) - stagger.get(follower[0], 0) + int(index + 1 == len(parts))
+        arcs.append((part, follower, times[part], height, f"device {device}"))
+    return arcs
+
+
 def has_stuck_cycle(parts: Sequence[Part], arcs: Sequence[Arc]) -> bool:
     """Return whether a cycle's heights add up to 0 or less (Floyd and Warshall, on heights alone)."""
     index = {part: number for number, part in enumerate(parts)}
     far = 10**6
     least = [[far] * len(parts) for _ in parts]
-    for a, b, _, height in arcs:
+    for a, b, _, height, _ in arcs:
         least[index[a]][index[b]] = min(least[index[a]][index[b]], height)
     for middle in range(len(parts)):
         row = least[middle]
@@ -293,11 +362,11 @@ def howard(parts: Sequence[Part], arcs: Sequence[Arc]) -> Fraction:
                 ratio[node] = Fraction(weight) / sum(policy[part][3] for part in cycle)
                 value[node] = Fraction(0)
                 for part in reversed(cycle[1:]):
-                    _, following, cost, height = policy[part]
+                    _, following, cost, height, _ = policy[part]
                     ratio[part], value[part] = ratio[node], cost - ratio[node] * height + value[following]
                 trail = trail[: trail.index(node)]
             for part in reversed(trail):
-                _, following, cost, height = policy[part]
+                _, following, cost, height, _ = policy[part]
                 ratio[part] = ratio[following]
                 value[part] = cost - ratio[part] * height + value[following]
         improved = False
@@ -320,7 +389,7 @@ def longest(parts: Sequence[Part], arcs: Sequence[Arc], entries: set[Part], peri
     walks = dict.fromkeys(entries, Fraction(0))
     for _ in range(len(parts) + 1):
         changed = False
-        for a, b, weight, height in arcs:
+        for a, b, weight, height, _ in arcs:
             if a in walks and (b not in walks or walks[a] + weight - period * height > walks[b]):
                 walks[b], changed = walks[a] + weight - period * height, True
         if not changed:

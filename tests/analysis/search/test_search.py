@@ -64,7 +64,11 @@ def test_the_front_is_that_of_exhaustive_enumeration_and_every_point_holds(first
 def check_point(built: BuiltProgram, profile: Profile, request: SearchRequest, point: Point) -> None:
     """Re-derive a point from its document with code of its own."""
     checker = Checker(built, profile, point.deployment.get("blocking", ()))
-    assert checker.check_document(point.deployment) == exact(point)
+    period, latency = checker.check_document(point.deployment)
+    assert (period, latency) == exact(point)
+    record = json.loads(json.dumps(point.as_dict()))
+    checker.check_cycle(point.deployment, record["critical_cycle"], period)
+    checker.check_path(point.deployment, record["latency_path"], period, latency)
     placed = read_deployment(point.deployment, built).devices
     islands = [set(island) for island in request.islands] or [set(range(request.num_devices))]
     assert all(any(set(group) <= island for island in islands) for group in placed.values())

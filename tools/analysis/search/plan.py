@@ -10,7 +10,7 @@ from flashrt.analysis.cost import evaluate_placement, to_ms
 from flashrt.analysis.deployment import deployment_document, read_deployment
 from flashrt.analysis.profile import Profile
 from flashrt.analysis.search.explain import describe_cycle, describe_device, describe_path
-from flashrt.analysis.search.infeasible import explain_infeasible
+from flashrt.analysis.search.infeasible import explain_contradiction, explain_infeasible
 from flashrt.analysis.search.layout import Found, write_document
 from flashrt.analysis.search.model import build_models
 from flashrt.analysis.search.request import SearchRequest
@@ -33,7 +33,10 @@ def search_deployments(built: BuiltProgram, profile: Profile, request: SearchReq
         The request contradicts itself, the program or the profile, or no deployment meets it; with every finding and
         the least change that would help.
     """
-    ask = resolve_request(built, profile, request)
+    try:
+        ask = resolve_request(built, profile, request)
+    except InputError as error:
+        raise explain_contradiction(built, profile, request, error) from None
     warm_search()
     solution, ask = solve_request(built, profile, request, ask)
     untried = untried_edges(built)
