@@ -21,6 +21,7 @@ from flashrt.analysis.search import (
     search_deployments,
     warm_search,
 )
+from flashrt.analysis.search.infeasible import TRIED
 from flashrt.analysis.search.pages import as_yaml
 from flashrt.analysis.search.resolve import resolve_request
 from flashrt.errors import Finding, InputError
@@ -103,7 +104,11 @@ def read_question(workspace: Workspace, arguments: Mapping[str, Any]) -> Questio
             found[0], built, Use(request.device_kind), f"{TOOL}, argument 'profile', '{found[1].name}'"
         )
     if built is not None and found is not None:
-        _kept(findings, lambda: resolve_request(built, found[0], request))
+        contradictions: list[Finding] = []
+        _kept(contradictions, lambda: resolve_request(built, found[0], request))
+        if findings or any(one.rule not in TRIED for one in contradictions):
+            findings += contradictions
+        # Else the search is asked: it tries which changes would help before it names them.
     if findings or built is None or devices is None or found is None:
         raise _as_asked(InputError(list(dict.fromkeys(findings))))
     notes = [*devices.notes, *_profile_notes(found[0], devices)]

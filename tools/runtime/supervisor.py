@@ -73,6 +73,8 @@ class Supervisor:
         self._workers = {worker.name: worker for worker in run.layout.workers}
         self._paths = list(run.flat.by_path)
         self._missing: dict[int, set[str]] = {}
+        self._cycle_of: dict[int, int] = {}
+        """Batch in flight -> the cycle that began with it."""
         self._ready_outputs: deque[Output] = deque()
         self._passing: deque[tuple[str, Any, int]] = deque()
         self._threads: list[threading.Thread] = []
@@ -188,6 +190,8 @@ class Supervisor:
         with self._cycling:
             cycle, self._num_cycles = self._num_cycles, self._num_cycles + 1
             self._inputs.board.admit(cycle, batch)
+            if batch != BUBBLE:
+                self._cycle_of[batch] = cycle
             for name in self._started.far:
                 self._tell(name, messages.Admit(cycle, batch, -1))
             self._begun_ns = monotonic_ns()
@@ -195,8 +199,11 @@ class Supervisor:
 
     def _flush_staggered(self) -> None:
         """Let staggered operations come to their turn, where no new batch brings it about for too long."""
-        late = self._is_closed or monotonic_ns() - self._begun_ns > self._run_spec.patience_s * 1e9
-        if late and self._missing and self._num_bubbles < self.layout.depth:
+        oldest = min(list(self._cycle_of.values()), default=self._num_cycles)
+        # A batch's last operations run in the cycle that is `depth` after its own; those that have begun will come.
+        stuck = self._num_cycles <= oldest + self.layout.depth
+        late = stuck and monotonic_ns() - self._begun_ns > self._run_spec.patience_s * 1e9
+        if (self._is_closed or late) and self._missing and self._num_bubbles < self.layout.depth:
             self._begin_cycle(BUBBLE)
             for name in self._workers:
                 self._inputs.ring(name)
@@ -265,6 +272,7 @@ class Supervisor:
             missing.discard(name)
         if not missing:
             del self._missing[batch]
+            self._cycle_of.pop(batch, None)
         return Output(name, value, batch, not missing)
 
     def stop(self, num_batches: int) -> None:
