@@ -35,6 +35,14 @@ ToleranceArgument = Annotated[
 MAX_WORDS = 4000
 MAX_NAME = 200
 MAX_TTL_S = 604_800
+RateArgument = Annotated[float | None, Field(gt=0, description="poisson, burst: items a second, on average")]
+BurstArgument = Annotated[int | None, Field(ge=1, description="burst: items that are due at once")]
+TraceArgument = Annotated[
+    str | None, Field(description="trace: a CSV file of moments (seconds or ISO 8601), header optional")
+]
+SpeedupArgument = Annotated[float | None, Field(gt=0, description="trace: how many times faster; default 1")]
+SeedArgument = Annotated[int | None, Field(ge=0, description="poisson, burst: repeat these arrivals; default: new")]
+ScenarioArgument = Literal["single_stream", "realtime", "poisson", "burst", "trace", "max_rate"]
 ConfigArgument = Annotated[dict[str, Any] | None, Field(description="The application's own options")]
 
 
@@ -96,8 +104,9 @@ TABLE: tuple[Tool, ...] = (
     ),
     Tool(
         "bench_run",
-        "Benchmark a system through its own input and output buffers: single_stream, realtime (open loop, one batch a "
-        "period) or max_rate (the smallest period with a finite offset). Job.",
+        "Benchmark a system through its own input and output buffers: single_stream, realtime (one batch a period), "
+        "poisson, burst, trace (moments from a file) or max_rate (the smallest period with a finite offset). Latency "
+        "counts from when an item was due. Job.",
         job=True,
     ),
     Tool("bench_compare", "Ratios between finished runs with intervals; says when a difference is noise.", True),
@@ -473,7 +482,7 @@ class Tools:
         self,
         system: SystemArgument,
         inputs: InputsArgument,
-        scenario: Literal["single_stream", "realtime", "max_rate"] = "single_stream",
+        scenario: ScenarioArgument = "single_stream",
         devices: DevicesArgument = None,
         duration_s: Annotated[float, Field(gt=0, le=3600, description="Measured time of each run")] = 8,
         runs: Annotated[int, Field(ge=1, le=100, description="Process restarts; intervals want 5")] = 3,
@@ -485,11 +494,40 @@ class Tools:
             dict[str, float] | None, Field(description="What each output owes for a batch; found when absent")
         ] = None,
         warmup: Annotated[int, Field(ge=0, le=1000, description="Batches before measuring")] = 3,
+        rate_hz: RateArgument = None,
+        burst_size: BurstArgument = None,
+        trace: TraceArgument = None,
+        speedup: SpeedupArgument = None,
+        seed: SeedArgument = None,
+        max_batches: Annotated[int, Field(ge=1, le=100_000, description="Batches of a run, at most")] = 256,
         config: ConfigArgument = None,
         timeout_s: TimeoutArgument = None,
     ) -> dict[str, Any]:
         """Refuse wrong arguments before a job is started."""
-        return self._check_systems(system=system, inputs=inputs, devices=devices, config=config)
+        given = {
+            "scenario": scenario, "duration_s": duration_s, "runs": runs, "period_ms": period_ms, "warmup": warmup,
+            "elements_per_batch": elements_per_batch, "rate_hz": rate_hz, "burst_size": burst_size, "trace": trace,
+            "speedup": speedup, "seed": seed, "max_batches": max_batches,
+        }  # fmt: skip
+        findings = self._check_load(given)
+        findings += _findings_of(
+            lambda: self._check_systems(system=system, inputs=inputs, devices=devices, config=config)
+        )
+        if findings:
+            raise InputError(findings)
+        return {}
+
+    def _check_load(self, given: Mapping[str, Any]) -> list[Finding]:
+        """Return what is wrong with a run's settings, its trace read."""
+        from flashrt.bench.arrivals import read_trace
+        from flashrt.bench.settings import RunSettings, check_settings
+
+        settings = RunSettings(**{name: value for name, value in given.items() if value is not None})
+        findings = _findings_of(lambda: check_settings(settings))
+        if settings.trace is not None:
+            reference = settings.trace
+            findings += _findings_of(lambda: read_trace(self.workspace.root, reference))
+        return findings
 
     def _check_systems(
         self,

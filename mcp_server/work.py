@@ -118,9 +118,12 @@ def bench_run(root: Path, arguments: Mapping[str, Any], progress: Progress, fold
     system = find_system(workspace, arguments["system"], "argument 'system'")
     given = {
         key: arguments[key]
-        for key in ("scenario", "duration_s", "runs", "warmup", "period_ms", "config", "max_batches")
+        for key in (
+            "scenario", "duration_s", "runs", "warmup", "period_ms", "rate_hz", "burst_size", "trace", "speedup",
+            "seed", "config", "max_batches",
+        )
         if arguments.get(key) is not None
-    }
+    }  # fmt: skip
     devices = device_names(arguments.get("devices"))
     if not devices and system.kind == "deployment":
         devices = default_devices(read_document(system.path), f"deployment '{system.path.name}'")

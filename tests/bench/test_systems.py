@@ -184,7 +184,7 @@ def test_an_offset_below_the_sustainable_period_makes_the_run_invalid(toy: Path)
 @pytest.mark.parametrize(
     ("settings", "expected"),
     [
-        (RunSettings("burst"), "scenario"),  # type: ignore[arg-type]
+        (RunSettings("bursts"), "scenario"),  # type: ignore[arg-type]
         (RunSettings(runs=0), "runs"),
         (RunSettings(duration_s=0), "duration_s"),
         (RunSettings(period_ms=-1), "period_ms"),

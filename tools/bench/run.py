@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from flashrt.bench import null, report
+from flashrt.bench.arrivals import plan_s, read_trace
 from flashrt.bench.check import Report, ignore_progress
 from flashrt.bench.drive import Recorder, drain, new_seed, one_by_one, run_all
 from flashrt.bench.environment import describe_environment
@@ -26,8 +27,17 @@ from flashrt.bench.metrics import (
 )
 from flashrt.bench.process import SystemProcess
 from flashrt.bench.record import read_inputs
-from flashrt.bench.scenarios import MIN_MEASURED_BATCHES, judge, lag_ms, last_latency_ms, paced, search_rate
-from flashrt.bench.settings import RunSettings, check_settings
+from flashrt.bench.scenarios import (
+    MIN_MEASURED_BATCHES,
+    describe_load,
+    judge,
+    lag_ms,
+    last_latency_ms,
+    paced,
+    planned,
+    search_rate,
+)
+from flashrt.bench.settings import PLANNED, RunSettings, check_settings
 from flashrt.bench.systems import System, changed_files, remove_bytecode
 from flashrt.clock import monotonic_ns
 from flashrt.errors import input_error, listed
@@ -47,6 +57,8 @@ class OneRun:
     start: int
     activities: list[Mapping[str, Any]]
     attribution: Attribution
+    load: dict[str, Any] = field(default_factory=dict)
+    seeds: dict[str, int | None] = field(default_factory=dict)
 
 
 def run_benchmark(
@@ -69,6 +81,7 @@ def run_benchmark(
         Wrong settings, or a system that fails, hangs or returns early.
     """
     check_settings(settings)
+    trace_s = read_trace(workspace, settings.trace) if settings.trace is not None else None
     # Documents say themselves when a batch is done; so does code whose batches differ, where the mean says nothing.
     known = settings.elements_per_batch if system.kind == "code" else None
     per_batch = known if known and all(float(count).is_integer() for count in known.values()) else None
@@ -79,7 +92,8 @@ def run_benchmark(
     done: list[OneRun] = []
     for run in range(settings.runs):
         progress((run + 0.2) / (settings.runs + 0.5), f"run {run + 1} of {settings.runs}, {settings.scenario}")
-        done.append(run_once(system, inputs, workspace, folder / f"process-{run}.log", settings, per_batch))
+        log_path = folder / f"process-{run}.log"
+        done.append(run_once(system, inputs, workspace, log_path, settings, per_batch, restart=run, trace_s=trace_s))
     progress(settings.runs / (settings.runs + 0.5), "metrics, trace and plot")
     primary = primary_output(done)
     metrics, intervals = combine([{**run.outputs.get(primary, {}), **_latest(run), **run.metrics} for run in done])
@@ -112,6 +126,8 @@ def run_benchmark(
         "block_means": samples,
         "outputs": {name: combine([run.outputs[name] for run in done if name in run.outputs])[0]
                     for name in dict.fromkeys(name for run in done for name in run.outputs)},
+        "load": [run.load for run in done],
+        "seeds": [run.seeds for run in done],
         "harness_overhead_ms": overhead_ms,
         "measured": "buffer to buffer",
         "settings": {k: v for k, v in asdict(settings).items() if k != "config"},
@@ -164,6 +180,9 @@ def _notes(settings: RunSettings, done: Sequence[OneRun]) -> list[str]:
         notes.append(
             f"a restart ended after all of its {settings.max_batches} batches; raise max_batches to measure longer"
         )
+    if dropped := sum(run.load.get("num_dropped", 0) for run in done):
+        due = sum(run.load["num_due"] for run in done)
+        notes.append(f"{dropped} of {due} items that were due were not sent: inputs ran out; raise max_batches")
     return notes
 
 
@@ -224,9 +243,18 @@ def run_once(
     log_path: Path,
     settings: RunSettings,
     per_batch: Mapping[str, float] | None,
+    *,
+    restart: int = 0,
+    trace_s: np.ndarray | None = None,
 ) -> OneRun:
     """Start the system, warm it up, drive the scenario, and take the measures of this one process."""
-    items = read_inputs(inputs, workspace, new_seed(), settings.max_batches + settings.warmup)
+    seeds: dict[str, int | None] = {"inputs": new_seed(), "arrivals": None}
+    moments_s: np.ndarray | None = None
+    if settings.scenario in PLANNED:
+        if settings.scenario != "trace":
+            seeds["arrivals"] = new_seed() if settings.seed is None else settings.seed + restart
+        moments_s = plan_s(settings, trace_s, seeds["arrivals"] or 0)
+    items = read_inputs(inputs, workspace, seeds["inputs"] or 0, settings.max_batches + settings.warmup)
     warmup = min(settings.warmup, max(len(items) - MIN_MEASURED_BATCHES, 0))
     recorder = Recorder(keep_values=False)
     remove_bytecode(system)
@@ -243,6 +271,8 @@ def run_once(
         elif settings.scenario == "realtime":
             period_ms = settings.period_ms or 1.1 * last_latency_ms(recorder)
             paced(process, rest, per_batch, period_ms, settings, recorder)
+        elif moments_s is not None:
+            planned(process, rest, per_batch, moments_s, settings, recorder)
         else:
             start, period_ms, search = search_rate(process, rest, per_batch, settings, recorder)
         drain(process, recorder, settings.timeout_s)
@@ -269,7 +299,8 @@ def run_once(
         end_ns = max(write.at_ns for write in recorder.written)
         metrics["busy_share"] = busy_shares(spans, recorder.sent_ns[start], end_ns)
         metrics["devices"] = utilisation(activities, recorder.sent_ns[start], end_ns)
-    return OneRun(metrics, outputs, problems, recorder, start, activities, attribution)
+    load = describe_load(recorder, start, None if moments_s is None else len(moments_s))
+    return OneRun(metrics, outputs, problems, recorder, start, activities, attribution, load, seeds)
 
 
 def judge_emulation(overruns: Sequence[Mapping[str, Any]], num_batches: int) -> list[str]:
