@@ -82,12 +82,7 @@ def run_benchmark(
     """
     check_settings(settings)
     trace_s = read_trace(workspace, settings.trace) if settings.trace is not None else None
-    # Documents say themselves when a batch is done; so does code whose batches differ, where the mean says nothing.
-    known = settings.elements_per_batch if system.kind == "code" else None
-    per_batch = known if known and all(float(count).is_integer() for count in known.values()) else None
-    if per_batch is None and system.kind == "code":
-        progress(0.0, "calibration: how much a batch yields")
-        per_batch = calibrate(system, inputs, workspace, folder, settings)
+    per_batch = owed(system, inputs, workspace, folder, settings, progress)
     overhead_ms = harness_overhead_ms(folder, settings)
     done: list[OneRun] = []
     for run in range(settings.runs):
@@ -96,7 +91,7 @@ def run_benchmark(
         done.append(run_once(system, inputs, workspace, log_path, settings, per_batch, restart=run, trace_s=trace_s))
     progress(settings.runs / (settings.runs + 0.5), "metrics, trace and plot")
     primary = primary_output(done)
-    metrics, intervals = combine([{**run.outputs.get(primary, {}), **_latest(run), **run.metrics} for run in done])
+    metrics, intervals = combine([{**run.outputs.get(primary, {}), **latest(run), **run.metrics} for run in done])
     parts = [line.since(run.start) for run in done for line in run.attribution.timelines if line.output == primary]
     parts = [part for part in parts if len(part.due_ns)]
     samples = samples_of(parts)
@@ -137,7 +132,20 @@ def run_benchmark(
     return result
 
 
-def _latest(run: OneRun) -> dict[str, Any]:
+def owed(
+    system: System, inputs: str, workspace: Path, folder: Path, settings: RunSettings, progress: Report
+) -> Mapping[str, float] | None:
+    """Return what a system owes for a batch, as known or found by a calibration run; None where it says itself."""
+    # Documents say themselves when a batch is done; so does code whose batches differ, where the mean says nothing.
+    known = settings.elements_per_batch if system.kind == "code" else None
+    per_batch = known if known and all(float(count).is_integer() for count in known.values()) else None
+    if per_batch is None and system.kind == "code":
+        progress(0.0, "calibration: how much a batch yields")
+        per_batch = calibrate(system, inputs, workspace, folder, settings)
+    return per_batch
+
+
+def latest(run: OneRun) -> dict[str, Any]:
     """Return latency and offset of the batch as a whole: those of the output that is latest."""
     found: dict[str, Any] = {}
     if run.outputs:
@@ -170,7 +178,11 @@ def _merged(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
 def _notes(settings: RunSettings, done: Sequence[OneRun]) -> list[str]:
     notes = []
     if settings.runs < 5:
-        notes.append(f"{settings.runs} process restarts; an interval to be relied on wants at least 5")
+        notes.append(
+            f"{settings.runs} process restarts; an interval to be relied on wants at least 5: d0_ms, ttfo_ms, "
+            "startup_ms and others with one value a restart have Student's t here, which takes them as normal"
+            + ("" if settings.runs > 1 else "; none for a single restart")
+        )
     samples = [len(run.recorder.sent_ns) - run.start for run in done]
     for share, need in (("p90", 44), ("p99", 459)):
         if sum(samples) < need:
@@ -285,7 +297,10 @@ def run_once(
     attribution = attribute(recorder)
     lines = attribution.timelines if start < len(recorder.sent_ns) else ()
     outputs = {line.output: measure(line, start, period_ms) for line in lines}
-    problems = [*attribution.problems, *judge(recorder, start, period_ms, outputs, search, lines, per_batch)]
+    load = describe_load(recorder, start, None if moments_s is None else len(moments_s))
+    gap_ms = 1e3 / load["offered_hz"] if load["offered_hz"] and moments_s is not None else None
+    judged = judge(recorder, start, period_ms, outputs, search, lines, per_batch, gap_ms)
+    problems = [*attribution.problems, *judged]
     problems += judge_emulation(overruns, len(recorder.sent_ns) - start)
     if len(items) < warmup + MIN_MEASURED_BATCHES:
         problems.append(
@@ -299,7 +314,6 @@ def run_once(
         end_ns = max(write.at_ns for write in recorder.written)
         metrics["busy_share"] = busy_shares(spans, recorder.sent_ns[start], end_ns)
         metrics["devices"] = utilisation(activities, recorder.sent_ns[start], end_ns)
-    load = describe_load(recorder, start, None if moments_s is None else len(moments_s))
     return OneRun(metrics, outputs, problems, recorder, start, activities, attribution, load, seeds)
 
 

@@ -213,8 +213,15 @@ def judge(
     search: Mapping[str, Any],
     lines: Sequence[Timeline] = (),
     per_batch: Mapping[str, float] | None = None,
+    gap_ms: float | None = None,
 ) -> list[str]:
-    """Return why a run is not valid; empty when it is."""
+    """Return why a run is not valid; empty when it is.
+
+    Parameters
+    ----------
+    gap_ms
+        The mean time between items where they have no period.
+    """
     problems = [*_judge_amounts(recorder, per_batch), *_judge_order(lines)]
     measured = len(recorder.sent_ns) - start
     for name, found in outputs.items():
@@ -225,7 +232,7 @@ def judge(
         problems.append(f"{measured} measured batches; at least {MIN_MEASURED_BATCHES} are needed: raise duration_s")
     # In closed loop an item's moment is when it is sent: there is nothing to be late for.
     lag = lag_ms(recorder, start)
-    if lag > max(2.0, MAX_LAG_SHARE * (period_ms or 0.0)):
+    if lag > max(2.0, MAX_LAG_SHARE * (period_ms or gap_ms or 0.0)):
         problems.append(f"items were sent {lag:.1f} ms after their moment (p99): the harness was disturbed")
     if period_ms is not None:
         drift = max((found.get("drift_ms_per_batch", 0.0) for found in outputs.values()), default=0.0)
