@@ -52,6 +52,7 @@ check: setup
 bench: setup
 	$(BIN)/python benchmarks/server_start.py
 	$(BIN)/python benchmarks/harness.py
+	$(BIN)/python benchmarks/harness.py --compare --quick
 	$(BIN)/python benchmarks/transport.py
 	$(BIN)/python benchmarks/pipeline.py
 	$(BIN)/python benchmarks/search.py

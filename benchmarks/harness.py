@@ -2,6 +2,7 @@
 
 The floor is a bare socket pair between two processes that send the same bytes to and fro, measured in turn with the
 harness, so that drift of the machine hits both. Also: how far an open-loop sender's items leave from their moment.
+With --compare (--quick: in about a minute) instead: how often the verdicts of `bench_compare` are wrong, and right.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import compare as verdicts
 import numpy as np
 
 from flashrt.bench import null
@@ -92,6 +94,9 @@ def sending_lags_us(folder: Path) -> np.ndarray:
 
 def main() -> int:
     """Print the figures; the exit status says whether the target holds."""
+    options = verdicts.parse(sys.argv[1:])
+    if options.compare:
+        return int(not verdicts.compare(quick=options.quick))
     print(f"harness: {NUM_ROUNDS} x {NUM_ITEMS} items through the null system, in turn with the floor")
     print(f"{'':>8} {'floor p50':>10} {'p99':>8} {'harness p50':>12} {'p99':>8} {'ratio p50':>10}   (µs a round trip)")
     one_way_us = 0.0

@@ -29,6 +29,7 @@ JOB_FUNCTIONS: dict[str, str] = {
     "plan_deployment": "flashrt.mcp_server.work:plan_deployment",
     "equivalence_check": "flashrt.mcp_server.work:equivalence_check",
     "bench_run": "flashrt.mcp_server.work:bench_run",
+    "bench_compare": "flashrt.mcp_server.work:bench_compare",
 }
 FINAL_STATES = frozenset({"done", "failed", "cancelled", "lost"})
 POLITE_S = 3.0

@@ -23,7 +23,8 @@ from pydantic import ValidationError
 from flashrt import __version__
 from flashrt.errors import Finding, FlashrtError, InputError, ResourceMissingError, listed, nearest
 from flashrt.ir.documents import expectation
-from flashrt.mcp_server.tools import TABLE, Tool, Tools, unknown_argument
+from flashrt.mcp_server.table import TABLE, Tool
+from flashrt.mcp_server.tools import Tools, unknown_argument
 from flashrt.mcp_server.workspace import Workspace
 
 LOG = logging.getLogger("flashrt")
@@ -105,7 +106,8 @@ class FlashrtServer(MCPServer[Any]):
             return await self._wait(str(checked["job"]), float(checked["wait_s"]), context)
         function = getattr(self.flashrt_tools, tool.name)
         found: dict[str, Any] = await anyio.to_thread.run_sync(lambda: function(**checked))
-        if not tool.job:
+        # A job tool whose function has an answer already needs no job.
+        if found or not tool.job:
             return found
         given = {name: value for name, value in checked.items() if value is not None}
         return await self._start_job(tool.name, given, context)

@@ -1,9 +1,8 @@
-"""The tools, in one table: what each takes and what it returns. Thin: the work is in the library."""
+"""The tools: what each takes and what it returns. Thin: the work is in the library."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field, StrictInt
@@ -13,6 +12,7 @@ from flashrt.mcp_server.devices import device_names
 from flashrt.mcp_server.workspace import Workspace
 
 if TYPE_CHECKING:
+    from flashrt.bench.settings import RunSettings
     from flashrt.variants.queue import VariantQueue
 
 ProgramArgument = Annotated[str, Field(description="Id from ir_build (prog-…), or path of a program document")]
@@ -35,91 +35,15 @@ ToleranceArgument = Annotated[
 MAX_WORDS = 4000
 MAX_NAME = 200
 MAX_TTL_S = 604_800
+RateArgument = Annotated[float | None, Field(gt=0, description="poisson, burst: items a second, on average")]
+BurstArgument = Annotated[int | None, Field(ge=1, description="burst: items that are due at once")]
+TraceArgument = Annotated[
+    str | None, Field(description="trace: a CSV file of moments (seconds or ISO 8601), header optional")
+]
+SpeedupArgument = Annotated[float | None, Field(gt=0, description="trace: how many times faster; default 1")]
+SeedArgument = Annotated[int | None, Field(ge=0, description="poisson, burst: repeat these arrivals; default: new")]
+ScenarioArgument = Literal["single_stream", "realtime", "poisson", "burst", "trace", "max_rate"]
 ConfigArgument = Annotated[dict[str, Any] | None, Field(description="The application's own options")]
-
-
-@dataclass(frozen=True)
-class Tool:
-    """One row of the table.
-
-    Attributes
-    ----------
-    job
-        Whether it runs as a job: detached, with progress, waited for with ``job_wait``.
-    """
-
-    name: str
-    description: str
-    read_only: bool = False
-    destructive: bool = False
-    job: bool = False
-
-
-TABLE: tuple[Tool, ...] = (
-    Tool(
-        "ir_build",
-        "Check a program document (path) or an inline program and return its id. Reports every finding at once with "
-        "the repair. First step of the loop.",
-    ),
-    Tool("ir_show", "Show a program: summary text, its JSON, Mermaid source, or the path of an SVG drawing."),
-    Tool(
-        "ir_interpret",
-        "Run a program sequentially over inputs; with a baseline, prove every output equal to it. Job.",
-        job=True,
-    ),
-    Tool(
-        "analyze",
-        "Dependencies, parallel groups, streaming edges and candidates (every transformation with its legality). With "
-        "profile and deployment: exact period, offset and latency with critical cycle and path. seed_queue fills the "
-        "variant queue with the candidates; those that are illegal, need over max_devices, or repeat another's "
-        "deployment are there as removed.",
-    ),
-    Tool(
-        "profile_measure",
-        "Measure every operation of a program at every degree that it declares and the devices allow: time (ranks run "
-        "for real), memory, hand-overs. Writes a profile document; what could not be measured is named in its notes. "
-        "A profile is refused once the program, its files, options or versions have changed. Job.",
-        job=True,
-    ),
-    Tool(
-        "plan_deployment",
-        "Search placements, degrees, orders and staggers of a program for the best deployments in period and latency, "
-        "with proofs: a front of deployment documents, written to the workspace and ready to run, each with what binds "
-        "it; plots. Says what it left out. Job.",
-        job=True,
-    ),
-    Tool(
-        "equivalence_check",
-        "Drive baseline and candidate with the same hidden inputs, compare every output element by element, and name "
-        "the first difference. Job.",
-        job=True,
-    ),
-    Tool(
-        "bench_run",
-        "Benchmark a system through its own input and output buffers: single_stream, realtime (open loop, one batch a "
-        "period) or max_rate (the smallest period with a finite offset). Job.",
-        job=True,
-    ),
-    Tool("bench_compare", "Ratios between finished runs with intervals; says when a difference is noise.", True),
-    Tool("gpu_status", "Devices, topology, leases with their holders, foreign processes.", True),
-    Tool("gpu_acquire", "Lease devices, all or none; says who holds what and when to retry when they are busy."),
-    Tool("gpu_renew", "Let a lease last ttl_s from now on."),
-    Tool("gpu_release", "Give a lease back, so that others can have its devices.", destructive=True),
-    Tool(
-        "variant_add",
-        "Queue a variant: a hypothesis with the transformation, the bottleneck it attacks and why it is legal. Makes "
-        "an isolated folder to implement it in.",
-    ),
-    Tool("variant_next", "Claim the highest-ranked pending variant, or the one that is named."),
-    Tool(
-        "variant_update",
-        "Decide a variant: measured (needs a passed equivalence check and a valid run of the same system) or removed "
-        "(needs a reason); re-rank others with ranks.",
-    ),
-    Tool("variant_list", "All variants with lineage; may_stop, and what still stands in its way.", True),
-    Tool("job_wait", "Wait up to wait_s for a job: state, progress, result or error.", True),
-    Tool("job_cancel", "End a job and every process it started.", destructive=True),
-)
 
 
 class Tools:
@@ -227,13 +151,60 @@ class Tools:
 
     def bench_compare(
         self,
-        runs: Annotated[list[str], Field(min_length=2, description="Run ids; the first is the baseline")],
+        runs: Annotated[
+            list[str] | None, Field(min_length=2, description="Finished runs' ids; the first is the baseline")
+        ] = None,
+        systems: Annotated[
+            list[str] | None,
+            Field(min_length=2, max_length=2, description="Instead: two systems to run, baseline first"),
+        ] = None,
+        inputs: Annotated[str | None, Field(description="systems: as in bench_run")] = None,
+        pairs: Annotated[int, Field(ge=2, le=100, description="systems: turns of each; a verdict needs 5")] = 8,
+        scenario: ScenarioArgument = "single_stream",
+        devices: DevicesArgument = None,
+        duration_s: Annotated[float, Field(gt=0, le=3600, description="Measured time of each turn")] = 4,
+        period_ms: Annotated[float | None, Field(gt=0, description="realtime: the batch period of both")] = None,
+        warmup: Annotated[int, Field(ge=0, le=1000, description="Batches before measuring")] = 3,
+        rate_hz: RateArgument = None,
+        burst_size: BurstArgument = None,
+        trace: TraceArgument = None,
+        speedup: SpeedupArgument = None,
+        seed: SeedArgument = None,
+        max_batches: Annotated[int, Field(ge=1, le=100_000, description="Batches of a turn, at most")] = 256,
+        config: ConfigArgument = None,
+        timeout_s: TimeoutArgument = None,
     ) -> dict[str, Any]:
-        """Compare finished runs."""
+        """Compare finished runs; refuse wrong arguments before two systems take turns."""
         from flashrt.bench.compare import compare_runs
+        from flashrt.bench.interleave import check_pair
 
-        records = [self.workspace.store.get_record("run", run).payload for run in runs]
-        return compare_runs(records)
+        if (runs is None) == (systems is None):
+            raise input_error(
+                "bench_compare", "exactly one of 'runs' (finished) and 'systems' (to be run in turns)",
+                "both" if runs else "neither", "name one and call again", rule="runs-or-systems",
+            )  # fmt: skip
+        if runs is not None:
+            return compare_runs([self.workspace.store.get_record("run", run).payload for run in runs])
+        assert systems is not None, "one of the two is given"
+        given = {
+            "scenario": scenario, "duration_s": duration_s, "period_ms": period_ms, "warmup": warmup,
+            "rate_hz": rate_hz, "burst_size": burst_size, "trace": trace, "speedup": speedup, "seed": seed,
+            "max_batches": max_batches,
+        }  # fmt: skip
+        findings = self._check_load(given, lambda settings: check_pair(systems, settings, pairs))
+        if inputs is None:
+            findings.append(Finding("argument 'inputs'", "file.py:function, or a recording", "nothing",
+                                    "name the inputs of both systems", rule="missing-argument"))  # fmt: skip
+        for index, system in enumerate(systems):
+            findings += _findings_of(
+                lambda system=system, index=index: self._check_systems(  # type: ignore[misc]
+                    **{f"systems[{index}]": system}, inputs=None if index else inputs,
+                    devices=None if index else devices, config=config,
+                )
+            )  # fmt: skip
+        if findings:
+            raise InputError(findings)
+        return {}
 
     def gpu_status(self) -> dict[str, Any]:
         """Report devices and leases."""
@@ -472,7 +443,7 @@ class Tools:
         self,
         system: SystemArgument,
         inputs: InputsArgument,
-        scenario: Literal["single_stream", "realtime", "max_rate"] = "single_stream",
+        scenario: ScenarioArgument = "single_stream",
         devices: DevicesArgument = None,
         duration_s: Annotated[float, Field(gt=0, le=3600, description="Measured time of each run")] = 8,
         runs: Annotated[int, Field(ge=1, le=100, description="Process restarts; intervals want 5")] = 3,
@@ -484,16 +455,47 @@ class Tools:
             dict[str, float] | None, Field(description="What each output owes for a batch; found when absent")
         ] = None,
         warmup: Annotated[int, Field(ge=0, le=1000, description="Batches before measuring")] = 3,
+        rate_hz: RateArgument = None,
+        burst_size: BurstArgument = None,
+        trace: TraceArgument = None,
+        speedup: SpeedupArgument = None,
+        seed: SeedArgument = None,
+        max_batches: Annotated[int, Field(ge=1, le=100_000, description="Batches of a run, at most")] = 256,
         config: ConfigArgument = None,
         timeout_s: TimeoutArgument = None,
     ) -> dict[str, Any]:
         """Refuse wrong arguments before a job is started."""
-        return self._check_systems(system=system, inputs=inputs, devices=devices, config=config)
+        given = {
+            "scenario": scenario, "duration_s": duration_s, "runs": runs, "period_ms": period_ms, "warmup": warmup,
+            "elements_per_batch": elements_per_batch, "rate_hz": rate_hz, "burst_size": burst_size, "trace": trace,
+            "speedup": speedup, "seed": seed, "max_batches": max_batches,
+        }  # fmt: skip
+        findings = self._check_load(given)
+        findings += _findings_of(
+            lambda: self._check_systems(system=system, inputs=inputs, devices=devices, config=config)
+        )
+        if findings:
+            raise InputError(findings)
+        return {}
+
+    def _check_load(
+        self, given: Mapping[str, Any], check: Callable[[RunSettings], None] | None = None
+    ) -> list[Finding]:
+        """Return what is wrong with a run's settings, its trace read."""
+        from flashrt.bench.arrivals import read_trace
+        from flashrt.bench.settings import RunSettings, check_settings
+
+        settings = RunSettings(**{name: value for name, value in given.items() if value is not None})
+        findings = _findings_of(lambda: (check or check_settings)(settings))
+        if settings.trace is not None:
+            reference = settings.trace
+            findings += _findings_of(lambda: read_trace(self.workspace.root, reference))
+        return findings
 
     def _check_systems(
         self,
         *,
-        inputs: str,
+        inputs: str | None,
         devices: str | list[str] | None,
         config: Mapping[str, Any] | None = None,
         **systems: str | None,
@@ -516,7 +518,9 @@ class Tools:
                     lambda name=name, reference=reference: check(name, reference)  # type: ignore[misc]
                 )
         where = "argument 'inputs'"
-        if inputs.endswith(SUFFIX):
+        if inputs is None:
+            pass
+        elif inputs.endswith(SUFFIX):
             findings += _findings_of(lambda: find_file(self.workspace.root, inputs, where))
         else:
             findings += _findings_of(

@@ -110,37 +110,80 @@ def keep_equivalence(workspace: Workspace, verdict: dict[str, Any], folder: Path
     return record
 
 
+LOAD = (
+    "scenario", "duration_s", "runs", "warmup", "period_ms", "rate_hz", "burst_size", "trace", "speedup", "seed",
+    "config", "max_batches",
+)  # fmt: skip
+
+
+def run_settings(arguments: Mapping[str, Any], systems: Sequence[Any]) -> Any:
+    """Return what a run is told; without devices, the most that one of the systems takes by default."""
+    from flashrt.bench import RunSettings
+
+    devices = device_names(arguments.get("devices"))
+    if not devices:
+        choices = [
+            default_devices(read_document(system.path), f"deployment '{system.path.name}'")
+            for system in systems
+            if system.kind == "deployment"
+        ]
+        devices = max(choices, key=len, default=())
+    return RunSettings(
+        **{key: arguments[key] for key in LOAD if arguments.get(key) is not None},
+        devices=devices,
+        emulated=any(system.emulated for system in systems),
+        timeout_s=timeout_s(arguments),
+    )
+
+
+def lease_notes(arguments: Mapping[str, Any]) -> list[str]:
+    """Return what to say of figures without a lease."""
+    if isinstance(arguments.get("devices"), str) and str(arguments["devices"]).startswith("lease"):
+        return []
+    return ["measured without a lease: others may have used the same devices"]
+
+
 def bench_run(root: Path, arguments: Mapping[str, Any], progress: Progress, folder: Path) -> dict[str, Any]:
     """Drive a scenario through a system's buffers and measure it."""
-    from flashrt.bench import RunSettings, run_benchmark
+    from dataclasses import replace
+
+    from flashrt.bench import run_benchmark
 
     workspace = Workspace(root)
     system = find_system(workspace, arguments["system"], "argument 'system'")
-    given = {
-        key: arguments[key]
-        for key in ("scenario", "duration_s", "runs", "warmup", "period_ms", "config", "max_batches")
-        if arguments.get(key) is not None
-    }
-    devices = device_names(arguments.get("devices"))
-    if not devices and system.kind == "deployment":
-        devices = default_devices(read_document(system.path), f"deployment '{system.path.name}'")
-    settings = RunSettings(
-        **given,
-        devices=devices,
-        elements_per_batch=arguments.get("elements_per_batch") or known_elements(workspace, system),
-        emulated=system.emulated,
-        timeout_s=timeout_s(arguments),
-    )
-    identity = new_id("run")
+    elements = arguments.get("elements_per_batch") or known_elements(workspace, system)
+    settings = replace(run_settings(arguments, [system]), elements_per_batch=elements)
     against = known_baseline(workspace, system)
     result = run_benchmark(system, arguments["inputs"], root, folder, settings, progress, against)
-    if not (isinstance(arguments.get("devices"), str) and str(arguments["devices"]).startswith("lease")):
-        result["notes"] = [*result["notes"], "measured without a lease: others may have used the same devices"]
-    result = {"run": identity, **result}
-    result["artifacts"] = {name: workspace.relative(Path(path)) for name, path in result["artifacts"].items()}
-    (folder / "result.json").write_text(json.dumps(result, indent=1, default=str))
-    workspace.store.put_record("run", identity, result, folder / "result.json")
-    return result
+    result["notes"] = [*result["notes"], *lease_notes(arguments)]
+    return _keep(workspace, "run", new_id("run"), result, folder)
+
+
+def bench_compare(root: Path, arguments: Mapping[str, Any], progress: Progress, folder: Path) -> dict[str, Any]:
+    """Let two systems take turns and say which is faster."""
+    from flashrt.bench import compare_systems
+
+    workspace = Workspace(root)
+    systems = [
+        find_system(workspace, reference, f"argument 'systems[{index}]'")
+        for index, reference in enumerate(arguments["systems"])
+    ]
+    result = compare_systems(
+        systems, arguments["inputs"], root, folder, run_settings(arguments, systems), pairs=int(arguments["pairs"]),
+        elements=[known_elements(workspace, system) for system in systems], progress=progress,
+    )  # fmt: skip
+    result["notes"] = lease_notes(arguments)
+    return _keep(workspace, "comparison", new_id("cmp"), result, folder)
+
+
+def _keep(workspace: Workspace, kind: str, identity: str, result: Mapping[str, Any], folder: Path) -> dict[str, Any]:
+    """Keep a result under its id, paths relative to the workspace."""
+    paths = {name: workspace.relative(Path(path)) for name, path in result["artifacts"].items()}
+    record = {kind: identity, **result, "artifacts": paths}
+    path = folder / Path(result["artifacts"]["result"]).name
+    path.write_text(json.dumps(record, indent=1, default=str))
+    workspace.store.put_record(kind, identity, record, path)
+    return record
 
 
 def known_baseline(workspace: Workspace, system: Any) -> Any:

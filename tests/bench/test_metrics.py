@@ -188,9 +188,9 @@ def test_two_restarts_suffice_to_tell_a_clear_difference_and_noise_from_each_oth
     base, same, fast = run_record("a", 50.0, 0), run_record("b", 50.0, 100), run_record("c", 40.0, 200)
     found = {entry["run"]: entry["metrics"] for entry in compare_runs([base, same, fast])["comparisons"]}
     assert found["b"]["fps"]["verdict"] == "inconclusive"
-    assert found["c"]["fps"]["verdict"] == "better"
-    assert found["c"]["period_ms"]["verdict"] == "better"
-    assert found["c"]["latency_ms.mean"]["verdict"] == "better"
+    assert found["c"]["fps"]["verdict"] == "faster"
+    assert found["c"]["period_ms"]["verdict"] == "faster"
+    assert found["c"]["latency_ms.mean"]["verdict"] == "faster"
     low, high = found["c"]["fps"]["confidence_95"]
     assert 1.2 < low < found["c"]["fps"]["ratio"] < high < 1.3
     assert found["c"]["fps"]["confidence_method"] == "block bootstrap"
@@ -201,7 +201,7 @@ def test_a_ratio_counts_the_elements_of_a_batch_too() -> None:
     ratio = compare_runs([base, other])["comparisons"][0]["metrics"]["fps"]
     assert ratio["confidence_95"][0] < ratio["ratio"] < ratio["confidence_95"][1]
     assert ratio["ratio"] == pytest.approx(2, rel=0.02)
-    assert ratio["verdict"] == "better"
+    assert ratio["verdict"] == "faster"
 
 
 def test_older_records_are_compared_by_their_own_intervals() -> None:
@@ -210,7 +210,7 @@ def test_older_records_are_compared_by_their_own_intervals() -> None:
         del record["block_means"]
         record["confidence_95"] = {"fps": [record["fps"] * 0.99, record["fps"] * 1.01]}
     found = compare_runs([base, other])["comparisons"][0]["metrics"]
-    assert found["fps"]["verdict"] == "better"
+    assert found["fps"]["verdict"] == "faster"
     assert found["fps"]["confidence_method"] == "propagated"
     assert found["period_ms"]["verdict"] == "inconclusive"
 

@@ -88,7 +88,7 @@ def test_call_lists_and_describes_the_tools(tmp_path: Path) -> None:
     assert described.returncode == 0
     assert "system (required, string) file.py:function" in described.stdout
     assert "period_ms (number, above 0) realtime" in described.stdout
-    assert "one of 'single_stream', 'realtime', 'max_rate'" in described.stdout
+    assert "one of 'single_stream', 'realtime', 'poisson', 'burst', 'trace', 'max_rate'" in described.stdout
     wrong = flashrt("call", "bench_rn", "--describe", cwd=tmp_path)
     assert wrong.returncode == 2
     assert "did you mean 'bench_run'" in wrong.stderr

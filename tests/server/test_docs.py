@@ -15,7 +15,7 @@ from flashrt.ir import Frozen
 from flashrt.ir.build import build_file
 from flashrt.ir.documents import validate
 from flashrt.ir.model import Edge, Graph, Initial, Node, Port, Program, Repeat, StateDeclaration
-from flashrt.mcp_server.tools import TABLE
+from flashrt.mcp_server.table import TABLE
 
 ROOT = Path(__file__).parents[2]
 TEXT = (ROOT / "docs" / "documents.md").read_text()

@@ -24,7 +24,7 @@ NAMES = {
     "bench_compare", "gpu_status", "gpu_acquire", "gpu_renew", "gpu_release", "variant_add", "variant_next",
     "variant_update", "variant_list", "job_wait", "job_cancel",
 }  # fmt: skip
-READ_ONLY = {"bench_compare", "gpu_status", "variant_list", "job_wait"}
+READ_ONLY = {"gpu_status", "variant_list", "job_wait"}
 DESTRUCTIVE = {"gpu_release", "job_cancel"}
 
 

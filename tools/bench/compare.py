@@ -7,7 +7,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from flashrt.bench.intervals import middle_95, ratio_draws, resample_means, usable
-from flashrt.errors import Finding, InputError
+from flashrt.bench.resampling import MIN_RESTARTS
+from flashrt.errors import Finding, InputError, listed
 
 # (metric, whether more is better)
 METRICS: tuple[tuple[str, bool], ...] = (
@@ -56,7 +57,19 @@ def compare_runs(runs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         "scenario": first["scenario"],
         "emulated": any(run.get("emulated") for run in runs),
         "comparisons": [{"run": run["run"], "metrics": _compare(first, run)} for run in runs[1:]],
+        "notes": _notes(runs),
     }
+
+
+def _notes(runs: Sequence[Mapping[str, Any]]) -> list[str]:
+    notes = [
+        "the runs did not take turns: what changed on the machine between them is part of the ratios, and there is no "
+        "noise floor; call bench_compare with systems for a verdict to rely on"
+    ]
+    few = [str(run["run"]) for run in runs if int(run.get("runs") or 0) < MIN_RESTARTS]
+    if few:
+        notes.append(f"fewer than {MIN_RESTARTS} restarts in {listed(few)}: their intervals are too narrow")
+    return notes
 
 
 def _compare(first: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:
@@ -69,7 +82,7 @@ def _compare(first: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, An
         interval, method = _ratio_interval(first, other, name, ratio)
         verdict = "inconclusive"
         if interval is not None and not interval[0] <= 1 <= interval[1]:
-            verdict = "better" if (ratio > 1) == more_is_better else "worse"
+            verdict = "faster" if (ratio > 1) == more_is_better else "slower"
         found[name] = {
             "baseline": base,
             "value": value,

@@ -53,6 +53,8 @@ class Recorder:
     elements: dict[str, int] = field(default_factory=lambda: defaultdict(int))
     num_axes: dict[str, int] = field(default_factory=dict)
     """Output -> axes of what is written to it; 0 for what is no array."""
+    taken_ns: list[int] = field(default_factory=list)
+    """When each item had left the harness: later than sent where the system did not take it."""
     ended: bool = False
     keep_values: bool = True
     sampler: Keeper | None = None
@@ -103,6 +105,7 @@ def send(process: SystemProcess, recorder: Recorder, item: Mapping[str, Any], in
     recorder.intended_ns.append(now if intended_ns is None else intended_ns)
     recorder.sent_ns.append(now)
     process.send(item)
+    recorder.taken_ns.append(monotonic_ns())
 
 
 def run_all(

@@ -10,9 +10,12 @@ from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
+from flashrt.bench.resampling import restart_interval_95
+
 METHOD = (
     "percentile bootstrap over restarts, then over blocks of neighbouring batches within each (2000 resamples); "
-    "figures with one value a restart: Student's t over restarts, none below two"
+    "figures with one value a restart: expanded percentile bootstrap over at least 5 restarts, Student's t over 2 to "
+    "4, none for one"
 )
 NUM_RESAMPLES = 2000
 MAX_BLOCKS = 20
@@ -81,6 +84,11 @@ def students_t_95(values: Sequence[float]) -> list[float] | None:
         return [mean, mean]
     low, high = stats.t.interval(0.95, len(finite) - 1, loc=mean, scale=error)
     return [float(low), float(high)]
+
+
+def one_a_restart_95(values: Sequence[float]) -> list[float] | None:
+    """Return the 95 % interval of a figure with one value a restart: bootstrap where there are enough, else t."""
+    return restart_interval_95(values) or students_t_95(values)
 
 
 def ratio_draws(base: np.ndarray, other: np.ndarray) -> np.ndarray:

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from flashrt.bench.drive import Recorder
-from flashrt.bench.intervals import block_means, middle_95, resample_means, resample_quantiles, students_t_95
+from flashrt.bench.intervals import block_means, middle_95, one_a_restart_95, resample_means, resample_quantiles
 
 MAX_SLOPE_POINTS = 400
 
@@ -259,7 +259,7 @@ def combine(runs: Sequence[Mapping[str, Any]]) -> tuple[dict[str, Any], dict[str
             means[key] = max(values)
         else:
             means[key] = float(np.mean(values))
-            intervals[key] = students_t_95([float(value) for value in values])
+            intervals[key] = one_a_restart_95([float(value) for value in values])
     return means, intervals
 
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import secrets
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from flashrt.bench import null, report
+from flashrt.bench.arrivals import plan_s, read_trace
 from flashrt.bench.check import Report, ignore_progress
 from flashrt.bench.drive import Recorder, drain, new_seed, one_by_one, run_all
 from flashrt.bench.environment import describe_environment
@@ -29,8 +30,17 @@ from flashrt.bench.metrics import (
 from flashrt.bench.process import SystemProcess
 from flashrt.bench.recheck import Against, Sampler, recheck
 from flashrt.bench.record import read_inputs
-from flashrt.bench.scenarios import MIN_MEASURED_BATCHES, judge, lag_ms, last_latency_ms, paced, search_rate
-from flashrt.bench.settings import RunSettings, check_settings
+from flashrt.bench.scenarios import (
+    MIN_MEASURED_BATCHES,
+    describe_load,
+    judge,
+    lag_ms,
+    last_latency_ms,
+    paced,
+    planned,
+    search_rate,
+)
+from flashrt.bench.settings import PLANNED, RunSettings, check_settings
 from flashrt.bench.systems import System, changed_files, remove_bytecode
 from flashrt.clock import monotonic_ns
 from flashrt.errors import input_error, listed
@@ -53,6 +63,8 @@ class OneRun:
     activities: list[Mapping[str, Any]]
     attribution: Attribution
     guards: Mapping[str, Any]
+    load: dict[str, Any] = field(default_factory=dict)
+    seeds: dict[str, int | None] = field(default_factory=dict)
 
 
 def run_benchmark(
@@ -83,20 +95,21 @@ def run_benchmark(
     """
     check_settings(settings)
     hidden = reference_files(system, against.baseline if against else None)
-    # Documents say themselves when a batch is done; so does code whose batches differ, where the mean says nothing.
-    known = settings.elements_per_batch if system.kind == "code" else None
-    per_batch = known if known and all(float(count).is_integer() for count in known.values()) else None
-    if per_batch is None and system.kind == "code":
-        progress(0.0, "calibration: how much a batch yields")
-        per_batch = calibrate(system, inputs, workspace, folder, settings, hidden)
+    trace_s = read_trace(workspace, settings.trace) if settings.trace is not None else None
+    per_batch = owed(system, inputs, workspace, folder, settings, progress, hidden)
     overhead_ms = harness_overhead_ms(folder, settings)
     done: list[OneRun] = []
     checked = secrets.randbelow(settings.runs)
     for run in range(settings.runs):
         progress((run + 0.2) / (settings.runs + 1), f"run {run + 1} of {settings.runs}, {settings.scenario}")
-        sampler = Sampler() if against is not None and run == checked else None
         log_path = folder / f"process-{run}.log"
-        done.append(run_once(system, inputs, workspace, log_path, settings, per_batch, sampler, hidden))
+        sampler = Sampler() if against is not None and run == checked else None
+        done.append(
+            run_once(
+                system, inputs, workspace, log_path, settings, per_batch, restart=run, trace_s=trace_s,
+                sampler=sampler, hidden=hidden,
+            )
+        )  # fmt: skip
     rechecked = None
     if against is not None:
         progress(settings.runs / (settings.runs + 1), f"the baseline over the {len(done[checked].items)} timed batches")
@@ -106,7 +119,7 @@ def run_benchmark(
         )  # fmt: skip
     progress((settings.runs + 0.9) / (settings.runs + 1), "metrics, trace and plot")
     primary = primary_output(done)
-    metrics, intervals = combine([{**run.outputs.get(primary, {}), **_latest(run), **run.metrics} for run in done])
+    metrics, intervals = combine([{**run.outputs.get(primary, {}), **latest(run), **run.metrics} for run in done])
     parts = [line.since(run.start) for run in done for line in run.attribution.timelines if line.output == primary]
     parts = [part for part in parts if len(part.due_ns)]
     samples = samples_of(parts)
@@ -140,6 +153,8 @@ def run_benchmark(
         "block_means": samples,
         "outputs": {name: combine([run.outputs[name] for run in done if name in run.outputs])[0]
                     for name in dict.fromkeys(name for run in done for name in run.outputs)},
+        "load": [run.load for run in done],
+        "seeds": [run.seeds for run in done],
         "harness_overhead_ms": overhead_ms,
         "measured": "buffer to buffer",
         "settings": {k: v for k, v in asdict(settings).items() if k != "config"},
@@ -149,7 +164,26 @@ def run_benchmark(
     return result
 
 
-def _latest(run: OneRun) -> dict[str, Any]:
+def owed(
+    system: System,
+    inputs: str,
+    workspace: Path,
+    folder: Path,
+    settings: RunSettings,
+    progress: Report,
+    hidden: Sequence[Path] = (),
+) -> Mapping[str, float] | None:
+    """Return what a system owes for a batch, as known or found by a calibration run; None where it says itself."""
+    # Documents say themselves when a batch is done; so does code whose batches differ, where the mean says nothing.
+    known = settings.elements_per_batch if system.kind == "code" else None
+    per_batch = known if known and all(float(count).is_integer() for count in known.values()) else None
+    if per_batch is None and system.kind == "code":
+        progress(0.0, "calibration: how much a batch yields")
+        per_batch = calibrate(system, inputs, workspace, folder, settings, hidden)
+    return per_batch
+
+
+def latest(run: OneRun) -> dict[str, Any]:
     """Return latency and offset of the batch as a whole: those of the output that is latest."""
     found: dict[str, Any] = {}
     if run.outputs:
@@ -186,7 +220,11 @@ def _notes(settings: RunSettings, done: Sequence[OneRun], rechecked: Mapping[str
             "nothing that was put out while timed was compared: no passed equivalence_check of this system is known"
         )
     if settings.runs < 5:
-        notes.append(f"{settings.runs} process restarts; an interval to be relied on wants at least 5")
+        notes.append(
+            f"{settings.runs} process restarts; an interval to be relied on wants at least 5: d0_ms, ttfo_ms, "
+            "startup_ms and others with one value a restart have Student's t here, which takes them as normal"
+            + ("" if settings.runs > 1 else "; none for a single restart")
+        )
     samples = [len(run.recorder.sent_ns) - run.start for run in done]
     for share, need in (("p90", 44), ("p99", 459)):
         if sum(samples) < need:
@@ -196,6 +234,9 @@ def _notes(settings: RunSettings, done: Sequence[OneRun], rechecked: Mapping[str
         notes.append(
             f"a restart ended after all of its {settings.max_batches} batches; raise max_batches to measure longer"
         )
+    if dropped := sum(run.load.get("num_dropped", 0) for run in done):
+        due = sum(run.load["num_due"] for run in done)
+        notes.append(f"{dropped} of {due} items that were due were not sent: inputs ran out; raise max_batches")
     return notes
 
 
@@ -261,11 +302,20 @@ def run_once(
     log_path: Path,
     settings: RunSettings,
     per_batch: Mapping[str, float] | None,
+    *,
+    restart: int = 0,
+    trace_s: np.ndarray | None = None,
     sampler: Sampler | None = None,
     hidden: Sequence[Path] = (),
 ) -> OneRun:
     """Start the system, warm it up, drive the scenario, and take the measures of this one process."""
-    items = read_inputs(inputs, workspace, new_seed(), settings.max_batches + settings.warmup)
+    seeds: dict[str, int | None] = {"inputs": new_seed(), "arrivals": None}
+    moments_s: np.ndarray | None = None
+    if settings.scenario in PLANNED:
+        if settings.scenario != "trace":
+            seeds["arrivals"] = new_seed() if settings.seed is None else settings.seed + restart
+        moments_s = plan_s(settings, trace_s, seeds["arrivals"] or 0)
+    items = read_inputs(inputs, workspace, seeds["inputs"] or 0, settings.max_batches + settings.warmup)
     warmup = min(settings.warmup, max(len(items) - MIN_MEASURED_BATCHES, 0))
     recorder = Recorder(keep_values=False, sampler=sampler)
     remove_bytecode(system)
@@ -283,6 +333,8 @@ def run_once(
         elif settings.scenario == "realtime":
             period_ms = settings.period_ms or 1.1 * last_latency_ms(recorder)
             paced(process, rest, per_batch, period_ms, settings, recorder)
+        elif moments_s is not None:
+            planned(process, rest, per_batch, moments_s, settings, recorder)
         else:
             start, period_ms, search = search_rate(process, rest, per_batch, settings, recorder)
         drain(process, recorder, settings.timeout_s)
@@ -296,8 +348,10 @@ def run_once(
     attribution = attribute(recorder)
     lines = attribution.timelines if start < len(recorder.sent_ns) else ()
     outputs = {line.output: measure(line, start, period_ms) for line in lines}
-    problems = [*attribution.problems, *judge(recorder, start, period_ms, outputs, search, lines, per_batch)]
-    problems += seen
+    load = describe_load(recorder, start, None if moments_s is None else len(moments_s))
+    gap_ms = 1e3 / load["offered_hz"] if load["offered_hz"] and moments_s is not None else None
+    judged = judge(recorder, start, period_ms, outputs, search, lines, per_batch, gap_ms)
+    problems = [*attribution.problems, *judged, *seen]
     problems += judge_emulation(overruns, len(recorder.sent_ns) - start)
     if len(items) < warmup + MIN_MEASURED_BATCHES:
         problems.append(
@@ -312,7 +366,7 @@ def run_once(
         metrics["busy_share"] = busy_shares(spans, recorder.sent_ns[start], end_ns)
         metrics["devices"] = utilisation(activities, recorder.sent_ns[start], end_ns)
     sent: list[Mapping[str, Any]] = list(items[: len(recorder.sent_ns)])
-    return OneRun(metrics, outputs, problems, recorder, sent, start, activities, attribution, guards)
+    return OneRun(metrics, outputs, problems, recorder, sent, start, activities, attribution, guards, load, seeds)
 
 
 def judge_emulation(overruns: Sequence[Mapping[str, Any]], num_batches: int) -> list[str]:

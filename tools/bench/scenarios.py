@@ -24,6 +24,7 @@ MAX_TRIES = 4
 FIRST_STEP = 1.02
 NEXT_STEP = 1.04
 MIN_PROBE_BATCHES = 8
+LEAD_NS = 20_000_000
 
 
 def last_latency_ms(recorder: Recorder) -> float:
@@ -48,6 +49,45 @@ def paced(
     begin = monotonic_ns() + int(period_ms * 1e6)
     due = [begin + int(index * period_ms * 1e6) for index in range(len(chosen))]
     open_loop(process, chosen, per_batch, due, settings.timeout_s, recorder)
+
+
+def planned(
+    process: SystemProcess,
+    items: Sequence[Mapping[str, Any]],
+    per_batch: Mapping[str, float] | None,
+    moments_s: np.ndarray,
+    settings: RunSettings,
+    recorder: Recorder,
+) -> None:
+    """Send items open loop at moments from now, as many as there are items for."""
+    begin = monotonic_ns() + LEAD_NS
+    due = [begin + round(moment * 1e9) for moment in moments_s[: len(items)]]
+    open_loop(process, items[: len(due)], per_batch, due, settings.timeout_s, recorder)
+
+
+def describe_load(recorder: Recorder, start: int, num_due: int | None) -> dict[str, Any]:
+    """Return what was offered from batch `start` on, what of it was sent, how late, and what waited to be taken.
+
+    Parameters
+    ----------
+    num_due
+        How many items were due; None where the scenario sends as many as it can.
+    """
+    intended = np.asarray(recorder.intended_ns[start:])
+    num_sent = len(intended)
+    lags = lags_ms(recorder, start)
+    blocked = (np.asarray(recorder.taken_ns[start:]) - np.asarray(recorder.sent_ns[start:])) / 1e6
+    span_s = float(intended[-1] - intended[0]) / 1e9 if num_sent > 1 else 0.0
+    return {
+        "offered_hz": (num_sent - 1) / span_s if span_s else None,
+        "num_due": num_sent if num_due is None else num_due,
+        "num_sent": num_sent,
+        "num_dropped": max((num_due or 0) - num_sent, 0),
+        "client_lag_ms": {
+            "p50": float(np.percentile(lags, 50)), "p99": float(np.percentile(lags, 99)), "max": float(lags.max()),
+        } if num_sent else None,
+        "refused_ms": float(blocked.max()) if len(blocked) else 0.0,
+    }  # fmt: skip
 
 
 def search_rate(
@@ -145,10 +185,24 @@ def grows(drift: float, period_ms: float, num_batches: int) -> bool:
     return drift > MAX_DRIFT_SHARE * period_ms and drift * num_batches > NOISE_MS
 
 
+def lags_ms(recorder: Recorder, start: int) -> np.ndarray:
+    """Return by how much each item was sent after its moment through the harness's own fault, in ms.
+
+    While the system does not take an item, the next one cannot leave: that is the system's lateness, which its
+    latency shows.
+    """
+    sent = np.asarray(recorder.sent_ns[start:])
+    could = np.asarray(recorder.intended_ns[start:])
+    if start < len(recorder.taken_ns):
+        could = could.copy()
+        could[1:] = np.maximum(could[1:], recorder.taken_ns[start : start + len(sent) - 1])
+    return np.asarray((sent - could) / 1e6)
+
+
 def lag_ms(recorder: Recorder, start: int) -> float:
-    """Return by how much items were sent after their intended moment, p99 in ms."""
-    lags = np.asarray(recorder.sent_ns[start:]) - np.asarray(recorder.intended_ns[start:])
-    return float(np.percentile(lags, 99)) / 1e6 if len(lags) else 0.0
+    """Return by how much items were sent after their moment, p99 in ms."""
+    lags = lags_ms(recorder, start)
+    return float(np.percentile(lags, 99)) if len(lags) else 0.0
 
 
 def judge(
@@ -159,8 +213,15 @@ def judge(
     search: Mapping[str, Any],
     lines: Sequence[Timeline] = (),
     per_batch: Mapping[str, float] | None = None,
+    gap_ms: float | None = None,
 ) -> list[str]:
-    """Return why a run is not valid; empty when it is."""
+    """Return why a run is not valid; empty when it is.
+
+    Parameters
+    ----------
+    gap_ms
+        The mean time between items where they have no period.
+    """
     problems = [*_judge_amounts(recorder, per_batch), *_judge_order(lines)]
     measured = len(recorder.sent_ns) - start
     for name, found in outputs.items():
@@ -169,10 +230,11 @@ def judge(
             problems.append(f"output '{name}': no rate can be said of {rate}")
     if measured < MIN_MEASURED_BATCHES:
         problems.append(f"{measured} measured batches; at least {MIN_MEASURED_BATCHES} are needed: raise duration_s")
+    # In closed loop an item's moment is when it is sent: there is nothing to be late for.
+    lag = lag_ms(recorder, start)
+    if lag > max(2.0, MAX_LAG_SHARE * (period_ms or gap_ms or 0.0)):
+        problems.append(f"items were sent {lag:.1f} ms after their moment (p99): the harness was disturbed")
     if period_ms is not None:
-        lag = lag_ms(recorder, start)
-        if lag > max(2.0, MAX_LAG_SHARE * period_ms):
-            problems.append(f"items were sent {lag:.1f} ms after their moment (p99): the harness was disturbed")
         drift = max((found.get("drift_ms_per_batch", 0.0) for found in outputs.values()), default=0.0)
         sustained = search["finite"] if search else not grows(drift, period_ms, measured)
         if not sustained:

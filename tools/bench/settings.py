@@ -8,8 +8,19 @@ from typing import Any, Literal, get_args
 
 from flashrt.errors import Finding, InputError, listed, nearest
 
-Scenario = Literal["single_stream", "realtime", "max_rate"]
+Scenario = Literal["single_stream", "realtime", "poisson", "burst", "trace", "max_rate"]
 SCENARIOS: tuple[str, ...] = get_args(Scenario)
+# Scenarios whose items are due at moments that are known before the run, apart by no common period.
+PLANNED = ("poisson", "burst", "trace")
+# Argument -> the scenarios that take it; those where it is needed.
+TAKEN_BY: Mapping[str, tuple[str, ...]] = {
+    "rate_hz": ("poisson", "burst"),
+    "burst_size": ("burst",),
+    "trace": ("trace",),
+    "seed": ("poisson", "burst"),
+}
+NEEDED = ("rate_hz", "burst_size", "trace")
+EXAMPLES = {"rate_hz": "rate_hz=4", "burst_size": "burst_size=8", "trace": "trace='arrivals.csv'"}
 
 MAX_ELEMENTS = 1e9
 
@@ -24,6 +35,17 @@ class RunSettings:
         Time of the measured part of each run; a run also ends when `max_batches` have been sent.
     period_ms
         ``realtime`` only: the period; None: 1.1 times the latency seen in warm-up.
+    rate_hz
+        ``poisson`` and ``burst``: items a second, on average.
+    burst_size
+        ``burst``: items that are due at once.
+    trace
+        ``trace``: a CSV file of moments, see `flashrt.bench.arrivals.read_trace`.
+    speedup
+        ``trace``: by how much faster its items come.
+    seed
+        ``poisson`` and ``burst``: arrivals to repeat, restart r with seed + r; None: new ones every restart. The
+        contents of inputs never repeat.
     elements_per_batch
         What each output owes for a batch; None: found by a calibration run where the system does not say.
     """
@@ -34,6 +56,11 @@ class RunSettings:
     warmup: int = 3
     max_batches: int = 256
     period_ms: float | None = None
+    rate_hz: float | None = None
+    burst_size: int | None = None
+    trace: str | None = None
+    speedup: float = 1.0
+    seed: int | None = None
     elements_per_batch: Mapping[str, float] | None = None
     devices: tuple[str, ...] = ()
     config: Mapping[str, Any] | None = None
@@ -55,12 +82,18 @@ def check_settings(settings: RunSettings) -> None:
         ("warmup", 0, 1000),
         ("max_batches", 1, 100000),
         ("period_ms", 0.01, 1e7),
+        ("rate_hz", 1e-4, 1e5),
+        ("burst_size", 1, 100000),
+        ("speedup", 1e-4, 1e6),
+        ("seed", 0, 2**32 - 1),
     ):
         value = getattr(settings, name)
         if value is not None and not low <= value <= high:
             findings.append(
                 Finding(f"argument '{name}'", f"between {low} and {high}", str(value), "change it and call again")
             )
+    if settings.scenario in SCENARIOS:
+        findings += _belonging(settings)
     for name, count in (settings.elements_per_batch or {}).items():
         if not 0 < count <= MAX_ELEMENTS:
             findings.append(
@@ -69,3 +102,26 @@ def check_settings(settings: RunSettings) -> None:
             )  # fmt: skip
     if findings:
         raise InputError(findings)
+
+
+def _belonging(settings: RunSettings) -> list[Finding]:
+    """Return what the scenario needs and was not told, and what it was told and does not take."""
+    findings = []
+    for name, takers in TAKEN_BY.items():
+        given = getattr(settings, name) is not None
+        where = f"argument '{name}'"
+        if settings.scenario in takers and not given and name in NEEDED:
+            findings.append(
+                Finding(where, f"a value: scenario '{settings.scenario}' needs one", "nothing",
+                        f"pass {EXAMPLES[name]} and call again", rule="missing-argument")
+            )  # fmt: skip
+        elif given and settings.scenario not in takers:
+            findings.append(_foreign(where, takers, settings))
+    if settings.speedup != 1 and settings.scenario != "trace":
+        findings.append(_foreign("argument 'speedup'", ("trace",), settings))
+    return findings
+
+
+def _foreign(where: str, takers: tuple[str, ...], settings: RunSettings) -> Finding:
+    return Finding(where, f"it only with scenario {' or '.join(takers)}", f"it with '{settings.scenario}'",
+                   f"leave it out, or pass scenario='{takers[0]}'", rule="foreign-argument")  # fmt: skip

@@ -16,7 +16,7 @@ from typing import Any, Literal, get_args
 from flashrt.errors import input_error, listed
 from flashrt.variants import database
 
-Kind = Literal["program", "deployment", "profile", "equivalence", "run", "plan"]
+Kind = Literal["program", "deployment", "profile", "equivalence", "run", "comparison", "plan"]
 KINDS: tuple[str, ...] = get_args(Kind)
 
 # What makes a record of each kind, for the error that an unknown id gets.
@@ -26,6 +26,7 @@ MAKERS = {
     "profile": "profile_measure, or write a profile document and name its path",
     "equivalence": "equivalence_check",
     "run": "bench_run",
+    "comparison": "bench_compare with systems",
     "plan": "plan_deployment",
 }
 FOLDER = ".flashrt"
