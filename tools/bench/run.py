@@ -15,7 +15,7 @@ from flashrt.bench.arrivals import plan_s, read_trace
 from flashrt.bench.check import Report, ignore_progress
 from flashrt.bench.drive import Recorder, drain, new_seed, one_by_one, run_all
 from flashrt.bench.environment import describe_environment
-from flashrt.bench.intervals import METHOD
+from flashrt.bench.intervals import METHOD, one_a_restart_95
 from flashrt.bench.metrics import (
     Attribution,
     attribute,
@@ -35,8 +35,8 @@ from flashrt.bench.scenarios import (
     last_latency_ms,
     paced,
     planned,
-    search_rate,
 )
+from flashrt.bench.search import search_rate
 from flashrt.bench.settings import PLANNED, RunSettings, check_settings
 from flashrt.bench.systems import System, changed_files, remove_bytecode
 from flashrt.clock import monotonic_ns
@@ -58,6 +58,7 @@ class OneRun:
     activities: list[Mapping[str, Any]]
     attribution: Attribution
     load: dict[str, Any] = field(default_factory=dict)
+    search: dict[str, Any] = field(default_factory=dict)
     seeds: dict[str, int | None] = field(default_factory=dict)
 
 
@@ -101,6 +102,8 @@ def run_benchmark(
             # The batch's latency may be another output's than the one whose batches were sampled.
             own.pop("latency_ms", None)
         intervals = _merged(intervals, own)
+    if settings.scenario == "max_rate":
+        intervals = bracketed(intervals, [run.search for run in done], metrics)
     problems = list(dict.fromkeys(problem for run in done for problem in run.problems))
     if changed := changed_files(system):
         problems.append(f"the system's files changed during the run: {listed(changed, 5)}")
@@ -122,6 +125,7 @@ def run_benchmark(
         "outputs": {name: combine([run.outputs[name] for run in done if name in run.outputs])[0]
                     for name in dict.fromkeys(name for run in done for name in run.outputs)},
         "load": [run.load for run in done],
+        **({"search": [run.search for run in done]} if settings.scenario == "max_rate" else {}),
         "seeds": [run.seeds for run in done],
         "harness_overhead_ms": overhead_ms,
         "measured": "buffer to buffer",
@@ -143,6 +147,22 @@ def owed(
         progress(0.0, "calibration: how much a batch yields")
         per_batch = calibrate(system, inputs, workspace, folder, settings)
     return per_batch
+
+
+def bracketed(
+    intervals: Mapping[str, Any], searches: Sequence[Mapping[str, Any]], metrics: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Return the intervals with those of rate and period widened to what the searches left open.
+
+    A period that was found by search is as uncertain as its bracket, however steadily batches came at it.
+    """
+    found, lows = intervals.get("period_ms"), [search["bracket_ms"][0] for search in searches]
+    if found is None or None in lows:
+        return dict(intervals)
+    spread = one_a_restart_95(lows)
+    low, high = min(found[0], spread[0] if spread else min(lows)), found[1]
+    elements = float(metrics["fps"]) * float(metrics["period_ms"])
+    return {**intervals, "period_ms": [low, high], "fps": [elements / high, elements / low]}
 
 
 def latest(run: OneRun) -> dict[str, Any]:
@@ -191,6 +211,11 @@ def _notes(settings: RunSettings, done: Sequence[OneRun]) -> list[str]:
     if any(len(run.recorder.sent_ns) >= limit for run in done):
         notes.append(
             f"a restart ended after all of its {settings.max_batches} batches; raise max_batches to measure longer"
+        )
+    if any(run.search and run.search["bracket_ms"][0] is None for run in done):
+        notes.append(
+            "max_rate: no shorter period was shown to be too short (for want of time or items), so the "
+            "intervals of fps and period_ms leave that side out; raise duration_s or max_batches"
         )
     if dropped := sum(run.load.get("num_dropped", 0) for run in done):
         due = sum(run.load["num_due"] for run in done)
@@ -314,7 +339,7 @@ def run_once(
         end_ns = max(write.at_ns for write in recorder.written)
         metrics["busy_share"] = busy_shares(spans, recorder.sent_ns[start], end_ns)
         metrics["devices"] = utilisation(activities, recorder.sent_ns[start], end_ns)
-    return OneRun(metrics, outputs, problems, recorder, start, activities, attribution, load, seeds)
+    return OneRun(metrics, outputs, problems, recorder, start, activities, attribution, load, search, seeds)
 
 
 def judge_emulation(overruns: Sequence[Mapping[str, Any]], num_batches: int) -> list[str]:
