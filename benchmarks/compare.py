@@ -1,9 +1,9 @@
 """What the verdicts of `bench_compare` are worth, measured: false ones between a system and itself, true ones found.
 
 Two equal emulated systems A and C, and B, 5 % faster, take turns in processes of their own, through the harness as
-users have it. Their batches wander (autocorrelation 0.7, 5 %), their processes differ (1 %). Each comparison draws as
-many rounds as `bench_compare` has pairs by default, without repetition, from all that were measured; in comparisons of
-A with C a coin says, round by round, which of the two is called the baseline.
+users have it. Their batches wander (autocorrelation 0.7, 5 %) and their processes differ (1 %). Each comparison draws
+as many rounds as `bench_compare` has pairs by default, without repetition, from all that were measured; in comparisons
+of A with C a coin says, round by round, which of the two is called the baseline.
 """
 
 from __future__ import annotations

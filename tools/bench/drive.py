@@ -6,9 +6,11 @@ import os
 import secrets
 import time
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
+
+import numpy as np
 
 from flashrt.bench.equality import stream_length
 from flashrt.bench.process import SystemProcess
@@ -129,6 +131,25 @@ def is_complete(recorder: Recorder, batch: int, per_batch: Mapping[str, float] |
     return all(recorder.elements[name] >= round((batch + 1) * count) for name, count in per_batch.items())
 
 
+def completed_ns(recorder: Recorder, per_batch: Mapping[str, float] | None) -> np.ndarray:
+    """Return when each batch so far was complete, in ns, up to the first that is not; shape [complete batches]."""
+    stamps = np.asarray([write.at_ns for write in recorder.written], np.int64)
+    num_sent = len(recorder.sent_ns)
+    if per_batch is None:
+        # Ends are counts of writes; a batch without any was complete with what came before it.
+        ends = np.maximum(np.asarray(recorder.ends[:num_sent], np.int64) - 1, 0)
+        return np.asarray(stamps[ends]) if len(stamps) else stamps
+    found = []
+    for name, count in per_batch.items():
+        own = [index for index, write in enumerate(recorder.written) if write.output == name]
+        totals = np.cumsum([recorder.written[index].num_elements for index in own])
+        owed = np.round(np.arange(1, num_sent + 1) * count)
+        there = np.searchsorted(totals, owed)
+        found.append(stamps[own][there[there < len(own)]])
+    num_complete = min((len(one) for one in found), default=0)
+    return np.asarray(np.max([one[:num_complete] for one in found], axis=0)) if num_complete else stamps[:0]
+
+
 def one_by_one(
     process: SystemProcess,
     items: Sequence[Mapping[str, Any]],
@@ -176,9 +197,15 @@ def open_loop(
     due_ns: Sequence[int],
     timeout_s: float,
     recorder: Recorder,
+    is_enough: Callable[[int], bool] | None = None,
 ) -> None:
-    """Send each item at its moment, whether or not the system keeps up (scenario ``realtime``)."""
-    for item, when_ns in zip(items, due_ns, strict=True):
+    """Send each item at its moment, whether or not the system keeps up (scenario ``realtime``).
+
+    `is_enough` is asked before an item, with how many were sent, whether to stop.
+    """
+    for index, (item, when_ns) in enumerate(zip(items, due_ns, strict=True)):
+        if is_enough is not None and is_enough(index):
+            break
         while (left := when_ns - monotonic_ns()) > 1_000_000:
             arrival = process.poll((left - 500_000) / 1e9)
             if arrival is None:

@@ -17,7 +17,7 @@ from flashrt.bench.check import Report, ignore_progress
 from flashrt.bench.drive import Recorder, drain, new_seed, one_by_one, run_all
 from flashrt.bench.environment import describe_environment
 from flashrt.bench.guards import guard_records, judge_guards, private_files, reference_files
-from flashrt.bench.intervals import METHOD
+from flashrt.bench.intervals import METHOD, one_a_restart_95
 from flashrt.bench.metrics import (
     Attribution,
     attribute,
@@ -38,8 +38,8 @@ from flashrt.bench.scenarios import (
     last_latency_ms,
     paced,
     planned,
-    search_rate,
 )
+from flashrt.bench.search import search_rate
 from flashrt.bench.settings import PLANNED, RunSettings, check_settings
 from flashrt.bench.systems import System, changed_files, remove_bytecode
 from flashrt.clock import monotonic_ns
@@ -64,6 +64,7 @@ class OneRun:
     attribution: Attribution
     guards: Mapping[str, Any]
     load: dict[str, Any] = field(default_factory=dict)
+    search: dict[str, Any] = field(default_factory=dict)
     seeds: dict[str, int | None] = field(default_factory=dict)
 
 
@@ -129,6 +130,8 @@ def run_benchmark(
             # The batch's latency may be another output's than the one whose batches were sampled.
             own.pop("latency_ms", None)
         intervals = _merged(intervals, own)
+    if settings.scenario == "max_rate":
+        intervals = bracketed(intervals, [run.search for run in done], metrics)
     problems = list(dict.fromkeys(problem for run in done for problem in run.problems))
     if rechecked is not None and not rechecked["equal"]:
         problems += [f"in the timed run, {reason}" for reason in rechecked["reasons"]]
@@ -154,6 +157,7 @@ def run_benchmark(
         "outputs": {name: combine([run.outputs[name] for run in done if name in run.outputs])[0]
                     for name in dict.fromkeys(name for run in done for name in run.outputs)},
         "load": [run.load for run in done],
+        **({"search": [run.search for run in done]} if settings.scenario == "max_rate" else {}),
         "seeds": [run.seeds for run in done],
         "harness_overhead_ms": overhead_ms,
         "measured": "buffer to buffer",
@@ -181,6 +185,22 @@ def owed(
         progress(0.0, "calibration: how much a batch yields")
         per_batch = calibrate(system, inputs, workspace, folder, settings, hidden)
     return per_batch
+
+
+def bracketed(
+    intervals: Mapping[str, Any], searches: Sequence[Mapping[str, Any]], metrics: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Return the intervals with those of rate and period widened to what the searches left open.
+
+    A period that was found by search is as uncertain as its bracket, however steadily batches came at it.
+    """
+    found, lows = intervals.get("period_ms"), [search["bracket_ms"][0] for search in searches]
+    if found is None or None in lows:
+        return dict(intervals)
+    spread = one_a_restart_95(lows)
+    low, high = min(found[0], spread[0] if spread else min(lows)), found[1]
+    elements = float(metrics["fps"]) * float(metrics["period_ms"])
+    return {**intervals, "period_ms": [low, high], "fps": [elements / high, elements / low]}
 
 
 def latest(run: OneRun) -> dict[str, Any]:
@@ -233,6 +253,11 @@ def _notes(settings: RunSettings, done: Sequence[OneRun], rechecked: Mapping[str
     if any(len(run.recorder.sent_ns) >= limit for run in done):
         notes.append(
             f"a restart ended after all of its {settings.max_batches} batches; raise max_batches to measure longer"
+        )
+    if any(run.search and run.search["bracket_ms"][0] is None for run in done):
+        notes.append(
+            "max_rate: no shorter period was shown to be too short (for want of time or items), so the "
+            "intervals of fps and period_ms leave that side out; raise duration_s or max_batches"
         )
     if dropped := sum(run.load.get("num_dropped", 0) for run in done):
         due = sum(run.load["num_due"] for run in done)
@@ -366,7 +391,9 @@ def run_once(
         metrics["busy_share"] = busy_shares(spans, recorder.sent_ns[start], end_ns)
         metrics["devices"] = utilisation(activities, recorder.sent_ns[start], end_ns)
     sent: list[Mapping[str, Any]] = list(items[: len(recorder.sent_ns)])
-    return OneRun(metrics, outputs, problems, recorder, sent, start, activities, attribution, guards, load, seeds)
+    return OneRun(
+        metrics, outputs, problems, recorder, sent, start, activities, attribution, guards, load, search, seeds
+    )
 
 
 def judge_emulation(overruns: Sequence[Mapping[str, Any]], num_batches: int) -> list[str]:

@@ -1,4 +1,4 @@
-"""Open-loop scenarios: items at a period, the search for the smallest period, and whether a run can be believed."""
+"""Open-loop scenarios: items at a period or at planned moments, and whether a run can be believed."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from flashrt.bench.drive import Recorder, open_loop, windowed
+from flashrt.bench.drive import Recorder, open_loop
 from flashrt.bench.metrics import Timeline, attribute, slope
 from flashrt.bench.process import SystemProcess
 from flashrt.bench.settings import RunSettings
@@ -16,14 +16,9 @@ from flashrt.clock import monotonic_ns
 from flashrt.errors import input_error
 
 MIN_MEASURED_BATCHES = 5
-WINDOW = 8
 MAX_LAG_SHARE = 0.05
 MAX_DRIFT_SHARE = 0.02
 NOISE_MS = 0.5
-MAX_TRIES = 4
-FIRST_STEP = 1.02
-NEXT_STEP = 1.04
-MIN_PROBE_BATCHES = 8
 LEAD_NS = 20_000_000
 
 
@@ -88,75 +83,6 @@ def describe_load(recorder: Recorder, start: int, num_due: int | None) -> dict[s
         } if num_sent else None,
         "refused_ms": float(blocked.max()) if len(blocked) else 0.0,
     }  # fmt: skip
-
-
-def search_rate(
-    process: SystemProcess,
-    items: Sequence[Mapping[str, Any]],
-    per_batch: Mapping[str, float] | None,
-    settings: RunSettings,
-    recorder: Recorder,
-) -> tuple[int, float, dict[str, Any]]:
-    """Find the smallest period with a finite offset.
-
-    First the system is kept saturated, which bounds its rate from above; then items come open loop at a period a
-    little longer, and longer still, until the offset no longer grows.
-
-    Returns
-    -------
-    (first batch of the accepted open-loop part, its period in ms, figures of the search)
-    """
-    first = len(recorder.sent_ns)
-    share = settings.duration_s / 3
-    # A fast system must not use up its items here: the open-loop part needs most of them.
-    supply = items[: max(len(items) // 4, WINDOW + 3)]
-    windowed(process, supply, per_batch, WINDOW, settings.timeout_s, monotonic_ns() + int(share * 1e9), recorder)
-    used = len(recorder.sent_ns) - first
-    completions = completions_ns(recorder, first)
-    if len(completions) < 3:
-        raise input_error(
-            f"system '{process.system.reference}', scenario 'max_rate'", "at least 3 batches in the saturated phase",
-            f"{len(completions)}", "raise duration_s", rule="too-short",
-        )  # fmt: skip
-    # The first completions still fill the pipeline; the rest come at the system's own pace.
-    tail = completions[min(2, len(completions) - 2) :]
-    saturated_ms = float(tail[-1] - tail[0]) / (len(tail) - 1) / 1e6
-    period_ms, tries = saturated_ms * FIRST_STEP, 0
-    while True:
-        tries += 1
-        left = items[used:]
-        wanted = int(2 * share * 1e3 / period_ms)
-        # Where items run short before time does, the period is found on a few and measured on the rest.
-        probing = wanted > len(left) // 2 and tries < MAX_TRIES and len(left) > 3 * MIN_PROBE_BATCHES
-        chosen = left[: max(len(left) // 6, MIN_PROBE_BATCHES)] if probing else left
-        start, drift, finite = _try_period(process, chosen, per_batch, period_ms, 2 * share, settings, recorder)
-        if finite and probing:
-            rest = left[len(recorder.sent_ns) - start :]
-            chosen = rest[: len(rest) * 2 // 3]
-            start, drift, finite = _try_period(process, chosen, per_batch, period_ms, 2 * share, settings, recorder)
-        used = len(recorder.sent_ns) - first
-        if finite or tries == MAX_TRIES or len(items) - used <= MIN_MEASURED_BATCHES:
-            figures = {"saturated_period_ms": saturated_ms, "tries": tries, "drift_ms": drift, "finite": finite}
-            return start, period_ms, figures
-        # What the offset grew by is missing from the period.
-        period_ms = max(period_ms * NEXT_STEP, (period_ms + drift) * FIRST_STEP)
-
-
-def _try_period(
-    process: SystemProcess,
-    items: Sequence[Mapping[str, Any]],
-    per_batch: Mapping[str, float] | None,
-    period_ms: float,
-    duration_s: float,
-    settings: RunSettings,
-    recorder: Recorder,
-) -> tuple[int, float, bool]:
-    """Return (first batch, growth of the offset a batch in ms, whether the period is sustained)."""
-    start = len(recorder.sent_ns)
-    paced(process, items, per_batch, period_ms, settings, recorder, duration_s)
-    completions = completions_ns(recorder, start)
-    drift = drift_ms(completions, period_ms)
-    return start, drift, not grows(drift, period_ms, len(completions))
 
 
 def completions_ns(recorder: Recorder, first: int) -> np.ndarray:
