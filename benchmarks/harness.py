@@ -2,7 +2,7 @@
 
 The floor is a bare socket pair between two processes that send the same bytes to and fro, measured in turn with the
 harness, so that drift of the machine hits both. Also: how far an open-loop sender's items leave from their moment.
-With --compare (--quick: in about a minute) instead: how often the verdicts of `bench_compare` are wrong, and right.
+With --compare (--quick: in four minutes) instead: how often the verdicts of `bench_compare` are wrong, and right.
 """
 
 from __future__ import annotations

@@ -159,7 +159,7 @@ class Tools:
             Field(min_length=2, max_length=2, description="Instead: two systems to run, baseline first"),
         ] = None,
         inputs: Annotated[str | None, Field(description="systems: as in bench_run")] = None,
-        pairs: Annotated[int, Field(ge=2, le=100, description="systems: turns of each; a verdict needs 5")] = 8,
+        pairs: Annotated[int, Field(ge=2, le=100, description="systems: turns of each; a verdict needs 5")] = 12,
         scenario: ScenarioArgument = "single_stream",
         devices: DevicesArgument = None,
         duration_s: Annotated[float, Field(gt=0, le=3600, description="Measured time of each turn")] = 4,
@@ -460,6 +460,13 @@ class Tools:
         trace: TraceArgument = None,
         speedup: SpeedupArgument = None,
         seed: SeedArgument = None,
+        d0_ms: Annotated[
+            float | None, Field(ge=0, description="realtime, max_rate: count deadline misses at this offset")
+        ] = None,
+        media_rate: Annotated[
+            dict[str, float] | None,
+            Field(description="Output: elements in a second of its medium, for real-time factor and audio/video skew"),
+        ] = None,
         max_batches: Annotated[int, Field(ge=1, le=100_000, description="Batches of a run, at most")] = 256,
         config: ConfigArgument = None,
         timeout_s: TimeoutArgument = None,
@@ -468,7 +475,8 @@ class Tools:
         given = {
             "scenario": scenario, "duration_s": duration_s, "runs": runs, "period_ms": period_ms, "warmup": warmup,
             "elements_per_batch": elements_per_batch, "rate_hz": rate_hz, "burst_size": burst_size, "trace": trace,
-            "speedup": speedup, "seed": seed, "max_batches": max_batches,
+            "speedup": speedup, "seed": seed, "max_batches": max_batches, "d0_ms": d0_ms,
+            "media_rate": media_rate,
         }  # fmt: skip
         findings = self._check_load(given)
         findings += _findings_of(

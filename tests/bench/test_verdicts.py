@@ -10,15 +10,15 @@ import numpy as np
 import pytest
 
 from flashrt.bench import RunSettings, compare_systems, resolve_system
-from flashrt.bench.interleave import check_pair
+from flashrt.bench.interleave import DEFAULT_PAIRS, check_pair
 from flashrt.bench.metrics import combine
 from flashrt.bench.resampling import block_length, resampled_means, restart_interval_95, restarts_drawn
 from flashrt.bench.verdicts import decide, effect, halves_differ, holm, turns
 from flashrt.errors import InputError
 
 SERIES = ("period_ms", "latency_ms.mean", "first_output_ms")
-SINGLE = ("latency_ms.p90", "d0_ms", "ttfo_ms", "startup_ms")
-PAIRS = 8
+SINGLE = ("latency_ms.p50", "latency_ms.p90", "d0_ms", "ttfo_ms", "startup_ms")
+PAIRS = DEFAULT_PAIRS
 BATCHES = 100
 
 

@@ -14,8 +14,12 @@ import numpy as np
 
 from flashrt.bench.drive import Recorder
 from flashrt.bench.intervals import block_means, middle_95, one_a_restart_95, resample_means, resample_quantiles
+from flashrt.bench.playback import deadlines, play, real_time_factor
 
 MAX_SLOPE_POINTS = 400
+# Over restarts these are added up, and of these the largest counts; of all others the mean.
+COUNTED = frozenset({"deadline_misses", "misses", "freezes"})
+LARGEST = frozenset({"max", "longest_run", "smallest_d0_ms"})
 
 
 @dataclass(frozen=True)
@@ -124,12 +128,13 @@ def _timeline(recorder: Recorder, name: str, batches: np.ndarray, counts: np.nda
 
 
 def quantiles(values_ms: np.ndarray) -> dict[str, float]:
-    """Return mean, p50, p90, p99 and max."""
+    """Return mean, p50, p90, p99, p99.9 and max."""
     return {
         "mean": float(values_ms.mean()),
         "p50": float(np.percentile(values_ms, 50)),
         "p90": float(np.percentile(values_ms, 90)),
         "p99": float(np.percentile(values_ms, 99)),
+        "p99.9": float(np.percentile(values_ms, 99.9)),
         "max": float(values_ms.max()),
     }
 
@@ -169,7 +174,14 @@ def jitter_ms(arrivals_ns: np.ndarray, expected_ns: float) -> float:
     return jitter / 1e6
 
 
-def measure(timeline: Timeline, start: int, period_ms: float | None) -> dict[str, Any]:
+def measure(
+    timeline: Timeline,
+    start: int,
+    period_ms: float | None,
+    *,
+    stated_d0_ms: float | None = None,
+    media_rate: float | None = None,
+) -> dict[str, Any]:
     """Return the metrics of one output over the batches from `start` on; those before were warm-up.
 
     Parameters
@@ -177,6 +189,10 @@ def measure(timeline: Timeline, start: int, period_ms: float | None) -> dict[str
     period_ms
         The period at which items were sent; None when the scenario is closed loop, where the measured period
         stands in for it and offsets do not apply.
+    stated_d0_ms
+        The offset at which misses are counted.
+    media_rate
+        Elements in a second of the output's medium.
     """
     part = timeline.since(start)
     completed, latency = part.completed_ns, latencies_ms(part)
@@ -197,10 +213,14 @@ def measure(timeline: Timeline, start: int, period_ms: float | None) -> dict[str
         stream = part.all_visible_ns
         late, frozen = stalls(stream, spacing / part.num_elements)
         found["deadline_misses"], found["stall_ratio"] = late, frozen
+        found |= play(stream, spacing / part.num_elements, spacing)
+        found["rtf"] = real_time_factor(found["fps"], media_rate)
     if open_loop_ns is not None:
         offsets = offsets_ms(part, open_loop_ns)
         found["d0_ms"] = float(offsets.max())
         found["drift_ms_per_batch"] = slope(offsets.max(axis=1))
+        own = np.arange(offsets.shape[1])[None, :] < part.counts[:, None]
+        found["deadline"] = deadlines(offsets[own], stated_d0_ms)
     return found
 
 
@@ -253,9 +273,9 @@ def combine(runs: Sequence[Mapping[str, Any]]) -> tuple[dict[str, Any], dict[str
             means[key] = None
         elif isinstance(values[0], Mapping):
             means[key], intervals[key] = combine(values)
-        elif key == "deadline_misses":
+        elif key in COUNTED:
             means[key] = int(sum(values))
-        elif key.startswith("peak_") or key == "max":
+        elif key.startswith("peak_") or key in LARGEST:
             means[key] = max(values)
         else:
             means[key] = float(np.mean(values))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -20,13 +21,16 @@ from flashrt.bench.guards import guard_records, judge_guards, private_files, ref
 from flashrt.bench.intervals import METHOD, one_a_restart_95
 from flashrt.bench.metrics import (
     Attribution,
+    Timeline,
     attribute,
     batch_intervals,
     busy_shares,
     combine,
+    latencies_ms,
     measure,
     samples_of,
 )
+from flashrt.bench.playback import change_point, skew_ms, suffice
 from flashrt.bench.process import SystemProcess
 from flashrt.bench.recheck import Against, Sampler, recheck
 from flashrt.bench.record import read_inputs
@@ -39,7 +43,7 @@ from flashrt.bench.scenarios import (
     paced,
     planned,
 )
-from flashrt.bench.search import search_rate
+from flashrt.bench.search import CONFIDENCE, growth_interval, search_rate
 from flashrt.bench.settings import PLANNED, RunSettings, check_settings
 from flashrt.bench.systems import System, changed_files, remove_bytecode
 from flashrt.clock import monotonic_ns
@@ -151,6 +155,7 @@ def run_benchmark(
         "output": primary,
         "batches_measured": [len(run.recorder.sent_ns) - run.start for run in done],
         **metrics,
+        "percentiles": suffice(num_measured(done)),
         "confidence_95": intervals,
         "confidence_method": METHOD,
         "block_means": samples,
@@ -245,10 +250,22 @@ def _notes(settings: RunSettings, done: Sequence[OneRun], rechecked: Mapping[str
             "startup_ms and others with one value a restart have Student's t here, which takes them as normal"
             + ("" if settings.runs > 1 else "; none for a single restart")
         )
-    samples = [len(run.recorder.sent_ns) - run.start for run in done]
-    for share, need in (("p90", 44), ("p99", 459)):
-        if sum(samples) < need:
-            notes.append(f"{share} is indicative: {sum(samples)} batches, {need} needed at 99 % confidence")
+    for share, found in suffice(num_measured(done)).items():
+        if not found["suffices"]:
+            notes.append(
+                f"{share} is indicative: {found['samples']} batches, {found['needed']} needed at 99 % confidence"
+            )
+    notes += _media_notes(settings, done)
+    for run in done:
+        warmup = run.metrics.get("warmup") or {}
+        if warmup.get("level_change_left_in"):
+            notes.append(
+                f"latency changes its level {warmup['level_change_left_in']} batches after warm-up: raise warmup, or "
+                "look for a stall there"
+            )
+        if warmup.get("drifts"):
+            drift = warmup["drift_ms_per_batch"]
+            notes.append(f"latency drifts by {drift['low']:.3g} to {drift['high']:.3g} ms a batch after warm-up")
     limit = settings.max_batches + settings.warmup
     if any(len(run.recorder.sent_ns) >= limit for run in done):
         notes.append(
@@ -262,6 +279,26 @@ def _notes(settings: RunSettings, done: Sequence[OneRun], rechecked: Mapping[str
     if dropped := sum(run.load.get("num_dropped", 0) for run in done):
         due = sum(run.load["num_due"] for run in done)
         notes.append(f"{dropped} of {due} items that were due were not sent: inputs ran out; raise max_batches")
+    return notes
+
+
+def num_measured(done: Sequence[OneRun]) -> int:
+    """Return how many batches were measured, over all restarts."""
+    return sum(len(run.recorder.sent_ns) - run.start for run in done)
+
+
+def _media_notes(settings: RunSettings, done: Sequence[OneRun]) -> list[str]:
+    outputs = list(dict.fromkeys(name for run in done for name in run.outputs))
+    rates = settings.media_rate or {}
+    unknown = [name for name in outputs if name not in rates]
+    foreign = [name for name in rates if outputs and name not in outputs]
+    notes = []
+    if unknown:
+        notes.append(
+            f"no real-time factor for {listed(unknown)}: their rate is not known; pass media_rate, elements a second"
+        )
+    if foreign:
+        notes.append(f"media_rate names {listed(foreign)}, which the system does not write ({listed(outputs)})")
     return notes
 
 
@@ -372,7 +409,15 @@ def run_once(
         device_bytes = sum(int(usage.get("peak_device_bytes") or 0) for usage in usages) or None
     attribution = attribute(recorder)
     lines = attribution.timelines if start < len(recorder.sent_ns) else ()
-    outputs = {line.output: measure(line, start, period_ms) for line in lines}
+    level = level_change(lines, start)
+    if settings.scenario == "single_stream":
+        # Open loop, a change at the begin may be a stall of the system, and is never cut.
+        start += level
+    rates = settings.media_rate or {}
+    outputs = {
+        line.output: measure(line, start, period_ms, stated_d0_ms=settings.d0_ms, media_rate=rates.get(line.output))
+        for line in lines
+    }
     load = describe_load(recorder, start, None if moments_s is None else len(moments_s))
     gap_ms = 1e3 / load["offered_hz"] if load["offered_hz"] and moments_s is not None else None
     judged = judge(recorder, start, period_ms, outputs, search, lines, per_batch, gap_ms)
@@ -384,6 +429,10 @@ def run_once(
         )
     metrics: dict[str, Any] = {"startup_ms": startup_ms, "peak_host_bytes": peak, "peak_device_bytes": device_bytes}
     metrics["client_lag_ms"] = lag_ms(recorder, start)
+    if skew := skew_ms({line.output: line.since(start).all_visible_ns for line in lines}, rates):
+        metrics["skew_ms"] = skew
+    if lines:
+        metrics["warmup"] = describe_warmup(lines, start, level, settings)
     metrics |= {f"search_{key}": value for key, value in search.items() if isinstance(value, int | float)}
     spans = [event for event in activities if event["kind"] == "span"]
     if spans and start < len(recorder.sent_ns):
@@ -394,6 +443,27 @@ def run_once(
     return OneRun(
         metrics, outputs, problems, recorder, sent, start, activities, attribution, guards, load, search, seeds
     )
+
+
+def level_change(lines: Sequence[Timeline], start: int) -> int:
+    """Return how many batches from `start` on are still on another level of latency than the rest."""
+    if not lines:
+        return 0
+    return change_point(np.max([latencies_ms(line) for line in lines], axis=0)[start:])
+
+
+def describe_warmup(lines: Sequence[Timeline], start: int, level: int, settings: RunSettings) -> dict[str, Any]:
+    """Return where warm-up was cut, what was found after it, and whether latency drifts from there on."""
+    latency = np.max([latencies_ms(line) for line in lines], axis=0)
+    low, high = growth_interval(latency[start:], 1 - CONFIDENCE)
+    known = math.isfinite(low)
+    return {
+        "batches": start,
+        "cut_at_change": level if settings.scenario == "single_stream" else 0,
+        "level_change_left_in": 0 if settings.scenario == "single_stream" else level,
+        "drift_ms_per_batch": {"low": low, "high": high} if known else None,
+        "drifts": int(known and not low <= 0 <= high),
+    }
 
 
 def judge_emulation(overruns: Sequence[Mapping[str, Any]], num_batches: int) -> list[str]:

@@ -18,6 +18,7 @@ TAKEN_BY: Mapping[str, tuple[str, ...]] = {
     "burst_size": ("burst",),
     "trace": ("trace",),
     "seed": ("poisson", "burst"),
+    "d0_ms": ("realtime", "max_rate"),
 }
 NEEDED = ("rate_hz", "burst_size", "trace")
 EXAMPLES = {"rate_hz": "rate_hz=4", "burst_size": "burst_size=8", "trace": "trace='arrivals.csv'"}
@@ -46,6 +47,10 @@ class RunSettings:
     seed
         ``poisson`` and ``burst``: arrivals to repeat, restart r with seed + r; None: new ones every restart. The
         contents of inputs never repeat.
+    d0_ms
+        Open loop with a period: the offset that is promised; deadline misses are counted at it.
+    media_rate
+        Output -> elements in a second of its medium (frames, samples), for the real-time factor and skew.
     elements_per_batch
         What each output owes for a batch; None: found by a calibration run where the system does not say.
     """
@@ -61,6 +66,8 @@ class RunSettings:
     trace: str | None = None
     speedup: float = 1.0
     seed: int | None = None
+    d0_ms: float | None = None
+    media_rate: Mapping[str, float] | None = None
     elements_per_batch: Mapping[str, float] | None = None
     devices: tuple[str, ...] = ()
     config: Mapping[str, Any] | None = None
@@ -82,6 +89,7 @@ def check_settings(settings: RunSettings) -> None:
         ("warmup", 0, 1000),
         ("max_batches", 1, 100000),
         ("period_ms", 0.01, 1e7),
+        ("d0_ms", 0.0, 1e9),
         ("rate_hz", 1e-4, 1e5),
         ("burst_size", 1, 100000),
         ("speedup", 1e-4, 1e6),
@@ -94,12 +102,13 @@ def check_settings(settings: RunSettings) -> None:
             )
     if settings.scenario in SCENARIOS:
         findings += _belonging(settings)
-    for name, count in (settings.elements_per_batch or {}).items():
-        if not 0 < count <= MAX_ELEMENTS:
-            findings.append(
-                Finding(f"argument 'elements_per_batch', '{name}'", f"above 0 and at most {MAX_ELEMENTS:g}", str(count),
-                        "change it, or leave it out to have it found")
-            )  # fmt: skip
+    for argument, without in (("elements_per_batch", "have it found"), ("media_rate", "do without a real-time factor")):
+        for name, count in (getattr(settings, argument) or {}).items():
+            if not 0 < count <= MAX_ELEMENTS:
+                findings.append(
+                    Finding(f"argument '{argument}', '{name}'", f"above 0 and at most {MAX_ELEMENTS:g}", str(count),
+                            f"change it, or leave it out to {without}")
+                )  # fmt: skip
     if findings:
         raise InputError(findings)
 
