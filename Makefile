@@ -52,11 +52,11 @@ check: setup
 bench: setup
 	$(BIN)/python benchmarks/server_start.py
 	$(BIN)/python benchmarks/harness.py
-	$(BIN)/python benchmarks/harness.py --compare --quick
 	$(BIN)/python benchmarks/transport.py
 	$(BIN)/python benchmarks/pipeline.py
 	$(BIN)/python benchmarks/search.py
 	$(BIN)/python benchmarks/planned.py
+	$(BIN)/python benchmarks/harness.py --compare --quick
 
 soak: setup
 	$(BIN)/python scripts/soak.py --kills 100 --programs 200 --cheats 10
