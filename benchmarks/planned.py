@@ -336,7 +336,7 @@ def main() -> int:
     parser.add_argument("--quick", action="store_true", help="two programs with three samples each")
     parser.add_argument("--json", type=Path, help="also write the figures to this file")
     parser.add_argument("--only", type=int, metavar="SEED", help="one program")
-    parser.add_argument("--stagger", type=int, default=0, metavar="N", help="interleave batches up to N apart as well")
+    parser.add_argument("--stagger", type=int, default=1, metavar="N", help="interleave batches up to N apart as well")
     arguments = parser.parse_args()
     seeds = range(2 if arguments.quick else NUM_PROGRAMS) if arguments.only is None else [arguments.only]
     begin = time.monotonic()
