@@ -21,8 +21,9 @@ from flashrt.bench import read_inputs, resolve_system
 from flashrt.bench.systems import check_system_times
 from flashrt.clock import monotonic_ns
 from flashrt.errors import FlashrtError, InputError, input_error
+from flashrt.gpu.devices import device_name
 from flashrt.ir import build, read_document
-from flashrt.mcp_server.devices import device_name, device_names
+from flashrt.mcp_server.devices import device_names
 from flashrt.mcp_server.workspace import Workspace
 from flashrt.runtime.lifeline import MARK, kill_marked
 from flashrt.runtime.service import Client, Service

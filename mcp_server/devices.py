@@ -8,6 +8,7 @@ from typing import Any
 
 from flashrt.errors import Finding, InputError, input_error, listed
 from flashrt.gpu import Device, Kind
+from flashrt.gpu.devices import device_name
 
 PREFIXES = ("cpu-", "cuda:", "rocm:", "emulated-")
 
@@ -59,11 +60,6 @@ def _is_device(name: object) -> bool:
         return False
     prefix = next((prefix for prefix in PREFIXES if name.startswith(prefix)), None)
     return prefix is not None and name.removeprefix(prefix).isdigit()
-
-
-def device_name(kind: str, index: int) -> str:
-    """Return how runs call a device: ``cpu-0``, ``cuda:1``, ``emulated-3``."""
-    return f"{kind}:{index}" if kind in {"cuda", "rocm"} else f"{kind}-{index}"
 
 
 @dataclass(frozen=True)

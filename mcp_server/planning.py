@@ -25,8 +25,9 @@ from flashrt.analysis.search.infeasible import TRIED
 from flashrt.analysis.search.pages import as_yaml
 from flashrt.analysis.search.resolve import resolve_request
 from flashrt.errors import Finding, InputError
+from flashrt.gpu.devices import device_name
 from flashrt.ir import BuiltProgram, Frozen, validate
-from flashrt.mcp_server.devices import DevicesToPlan, device_name, devices_to_plan
+from flashrt.mcp_server.devices import DevicesToPlan, devices_to_plan
 from flashrt.mcp_server.workspace import Workspace
 
 TOOL = "plan_deployment"

@@ -37,14 +37,11 @@ def _describe_devices(devices: Sequence[str]) -> tuple[list[dict[str, Any]], lis
     if not real:
         return [], []
     from flashrt import gpu
+    from flashrt.gpu.devices import device_name
 
     inventory = gpu.inventory()
-    used = [device for device in inventory.devices if _name(device.kind, device.index) in real]
+    used = [device for device in inventory.devices if device_name(device.kind, device.index) in real]
     numbers = {device.uuid for device in used}
     own = {os.getpid(), os.getppid()}
     neighbours = [found.as_dict() for found in inventory.processes if found.device in numbers and found.pid not in own]
     return [device.as_dict() for device in used], neighbours
-
-
-def _name(kind: str, index: int) -> str:
-    return f"{kind}:{index}" if kind in {"cuda", "rocm"} else f"{kind}-{index}"

@@ -11,16 +11,10 @@ from typing import Any
 
 import numpy as np
 
+from flashrt.analysis.search.pages import page
 from flashrt.bench.drive import Recorder
 from flashrt.bench.metrics import Attribution, Timeline, gaps_ms, latencies_ms, offsets_ms
 from flashrt.runtime.trace import trace_events
-
-STYLE = """
-body { font: 15px/1.5 system-ui, sans-serif; color: #1f2328; max-width: 80em; margin: 2em auto; padding: 0 1em; }
-h1 { font-size: 1.3em; } h2 { font-size: 1.1em; margin-top: 2em; }
-svg { max-width: 100%; height: auto; }
-pre { background: #f6f8fa; padding: .8em; overflow-x: auto; }
-""".strip()
 
 
 def write_trace(
@@ -53,7 +47,7 @@ def write_trace(
     path.write_text(json.dumps({"traceEvents": events, "displayTimeUnit": "ms"}))
 
 
-def write_plots(png: Path, page: Path, result: Mapping[str, Any], runs: Sequence[tuple[Attribution, int]]) -> None:
+def write_plots(png: Path, html: Path, result: Mapping[str, Any], runs: Sequence[tuple[Attribution, int]]) -> None:
     """Draw a run once, as PNG and in a page of HTML: what a reader asks first, and what the mean hides.
 
     Latency over the batches, times between frames, both as distributions, and every batch's offset against the
@@ -87,7 +81,7 @@ def write_plots(png: Path, page: Path, result: Mapping[str, Any], runs: Sequence
     drawing = io.StringIO()
     figure.savefig(drawing, format="svg")
     pyplot.close(figure)
-    page.write_text(_page(title, result, drawing.getvalue()), encoding="utf-8")
+    html.write_text(_page(title, result, drawing.getvalue()), encoding="utf-8")
 
 
 def _draw_run(axes: Any, part: Timeline, label: str, period_ms: float | None) -> None:
@@ -130,7 +124,4 @@ def _page(title: str, result: Mapping[str, Any], svg: str) -> str:
             parts.append(f"<h2>{heading}</h2><ul>{items}</ul>")
     records = {key: result.get(key) for key in ("guards", "rechecked", "settings", "environment")}
     parts.append(f"<h2>How it was measured</h2><pre>{escape(json.dumps(records, indent=1, default=str))}</pre>")
-    return (
-        f'<!doctype html>\n<html lang="en">\n<head><meta charset="utf-8"><title>{escape(title)}</title>\n'
-        f"<style>\n{STYLE}\n</style></head>\n<body>\n<h1>{escape(title)}</h1>\n{chr(10).join(parts)}\n</body>\n</html>\n"
-    )
+    return page(title, parts)

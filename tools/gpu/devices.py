@@ -14,6 +14,11 @@ LINKS: Mapping[Kind, str] = {"cuda": "nvlink", "rocm": "xgmi", "cpu": "host memo
 Value = TypeVar("Value")
 
 
+def device_name(kind: str, index: int) -> str:
+    """Return how runs call a device: ``cpu-0``, ``cuda:1``, ``emulated-3``."""
+    return f"{kind}:{index}" if kind in {"cuda", "rocm"} else f"{kind}-{index}"
+
+
 @dataclass(frozen=True)
 class Device:
     """One thing that can be leased; a field that could not be read is None and `notes` says why.

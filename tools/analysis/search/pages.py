@@ -41,7 +41,7 @@ def front_page(result: SearchResult, says: str, name: str, num_devices: int, svg
         parts.append(f"<h2>Left out</h2><p>Too little gain of their own:</p><ul>{items}</ul>")
     parts.append("<h2>Deployments</h2>")
     parts += [_deployment(number, point) for number, point in enumerate(result.points, 1)]
-    return _page(f"{name}: deployments on up to {num_devices} devices", parts)
+    return page(f"{name}: deployments on up to {num_devices} devices", parts)
 
 
 def gantt_page(point: Point, number: int, says: str, name: str, schedule: Schedule, svg: str) -> str:
@@ -60,10 +60,11 @@ def gantt_page(point: Point, number: int, says: str, name: str, schedule: Schedu
         head = ["from", "to", "edge or state", "batch", "devices", "begin, ms", "end, ms"]
         parts += ["<h2>Transfers</h2>", _table(head, rows, (3, 4, 5, 6))]
     parts += ["<h2>Deployment</h2>", _deployment(number, point)]
-    return _page(f"{name}: point {number}, the steady state", parts)
+    return page(f"{name}: point {number}, the steady state", parts)
 
 
-def _page(title: str, parts: Iterable[str]) -> str:
+def page(title: str, parts: Iterable[str]) -> str:
+    """Return a whole page of HTML around parts of one."""
     body = "\n".join(parts)
     return (
         f'<!doctype html>\n<html lang="en">\n<head><meta charset="utf-8"><title>{escape(title)}</title>\n'
