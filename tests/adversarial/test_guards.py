@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 from pathlib import Path
 from typing import Any
 
@@ -71,6 +72,7 @@ def test_reference_and_records_are_out_of_sight_and_stay_so(folder: Path) -> Non
     assert records == {
         "reference-hidden": {"active": True, "how": "mount namespace"},
         "records-hidden": {"active": True, "how": "mount namespace"},
+        "harness-out-of-reach": {"active": True, "how": "user namespace"},
     }
     for text in (*values["seen"], *values["child"]):
         assert "SECRET" not in text
@@ -87,13 +89,15 @@ def test_a_host_without_namespaces_says_so_and_guards_what_it_can(
 ) -> None:
     """The system's own process is made to believe that the kernel refuses."""
     (folder / "sitecustomize.py").write_text(
-        f"from flashrt.bench import guards\nguards._enter_namespace = lambda: {errno.errorcode[errno.EPERM]!r}\n"
+        f"from flashrt.bench import guards\nguards._enter_namespaces = lambda: {errno.errorcode[errno.EPERM]!r}\n"
     )
     monkeypatch.setenv("PYTHONPATH", str(folder))
     values, records = see(folder)
     assert records["reference-hidden"]["active"] is True
     assert "audit hook, in the first process only" in records["reference-hidden"]["how"]
     assert records["records-hidden"] == {"active": False, "how": "no mount namespace (EPERM)"}
+    if not records["harness-out-of-reach"]["active"]:
+        assert "no user namespace (EPERM)" in records["harness-out-of-reach"]["how"]
     assert values["seen"][0] == "ImportError"
     assert values["seen"][1] == "SECRET"
 
@@ -109,3 +113,51 @@ def test_what_cannot_be_hidden_is_not(folder: Path) -> None:
     (hidden, own) = reference_files(resolve_system("variant/mine.py:serve", folder), baseline)
     assert {hidden, own} == {folder / "reference.py", copy / "reference.py"}
     assert guards.hide([], [])[0]["active"] is False
+
+
+PRYING = """
+import ctypes, os
+
+def attempt(act):
+    try:
+        return f"got {len(act())}"
+    except OSError as error:
+        return type(error).__name__
+
+def attach(number):
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.ptrace(16, number, None, None) != 0:
+        raise PermissionError(ctypes.get_errno(), "ptrace")
+    return "attached"
+
+def pries(io):
+    io.ready()
+    for number in io.inputs["harness"]:
+        io.outputs["got"].write([
+            attempt(lambda: open(f"/proc/{number}/mem", "rb").read(1)),
+            attempt(lambda: open(f"/proc/{number}/environ", "rb").read(1)),
+            attempt(lambda: os.listdir(f"/proc/{number}/fd")),
+            attempt(lambda: attach(number)),
+        ])
+        with open("made.txt", "w") as file:
+            file.write("x")
+        io.outputs["owner"].write([os.stat("made.txt").st_uid, os.geteuid()])
+"""
+
+
+def test_the_harness_cannot_be_read_or_traced_and_files_keep_their_owner(tmp_path: Path) -> None:
+    (tmp_path / "prying.py").write_text(PRYING)
+    with SystemProcess(
+        resolve_system("prying.py:pries", tmp_path), ["harness"], log_path=tmp_path / "log.txt"
+    ) as process:  # fmt: skip
+        process.wait_ready(30)
+        recorder = run_all(process, [{"harness": os.getpid()}], 30)
+        records = guard_records(process.events)
+    values = {name: [item for value in parts for item in value] for name, parts in recorder.values().items()}
+    if records["harness-out-of-reach"]["active"]:
+        assert values["got"] == ["PermissionError"] * 4
+    else:
+        # A host that allows no user namespaces: the guard says why, and nothing else changes.
+        assert "its memory can be read" in records["harness-out-of-reach"]["how"]
+    assert values["owner"] == [os.geteuid()] * 2
+    assert (tmp_path / "made.txt").stat().st_uid == os.geteuid()

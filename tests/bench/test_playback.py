@@ -197,3 +197,18 @@ def test_a_run_reports_them_all_and_says_what_it_cannot_know(tmp_path: Path) -> 
     assert opened["underruns"]["without"] >= opened["underruns"]["two_batches"]
     assert opened["rtf"] is None
     assert any("no real-time factor for 'frames', 'audio'" in note for note in opened["notes"])
+
+
+def test_the_program_says_the_rate_and_an_argument_overrides_it(toy: Path) -> None:
+    document = (toy / "program.yaml").read_text()
+    (toy / "program.yaml").write_text(
+        document.replace("shape: [frames, 4, 4]}", "shape: [frames, 4, 4], rate_hz: 1000}")
+    )
+    for system in ("program.yaml", "split.yaml"):
+        found = []
+        for rates in (None, {"frames": 2000.0}):
+            settings = RunSettings(runs=1, duration_s=0.3, timeout_s=20, media_rate=rates)
+            result = run_benchmark(resolve_system(system, toy), "inputs.py:batches", toy, toy, settings)
+            found.append(result["metrics"]["rtf"] * result["metrics"]["fps"])
+            assert not any("no real-time factor" in note for note in result["notes"])
+        assert found == [pytest.approx(1000), pytest.approx(2000)]

@@ -71,6 +71,8 @@ BROKEN: list[tuple[str, dict[str, Any], str]] = [
     ("shape-mismatch", changed(*DENOISE, "inputs", "actions", to={"shape": ["frames", 9]}), "edge 0"),
     ("no-outputs", changed(*APP, "outputs", to={}), "graph 'app'"),
     ("too-many-operations", changed(*DENOISE, "repeat", "times", to=10_000), "500 operations"),
+    ("rate-not-played", changed(*DENOISE, "outputs", "latents", to={"rate_hz": 16}), "output 'latents'"),
+    ("rate-not-played", changed(*APP, "inputs", "actions", "rate_hz", to=16), "input 'actions'"),
     ("wrong-schema", changed("schema", to="flashrt/program@2"), "schema"),
 ]  # fmt: skip
 

@@ -20,6 +20,7 @@ from flashrt.bench.systems import System
 CLONE_NEWNS, CLONE_NEWUSER = 0x00020000, 0x10000000
 MS_BIND, MS_REC, MS_PRIVATE = 4096, 16384, 1 << 18
 CAP_SYS_ADMIN, CAPABILITY_VERSION, PR_CAPBSET_DROP = 21, 0x20080522, 24
+PR_SET_DUMPABLE = 4
 STORE = ".flashrt"
 """Folder of a workspace that FlashRT keeps its own files in."""
 STUB = (
@@ -54,38 +55,91 @@ def private_files(workspace: Path) -> list[Path]:
     return [path for path in (*sorted(store.glob("*.db*")), store / "jobs") if path.exists()]
 
 
-def hide(reference: Sequence[str], private: Sequence[str]) -> list[dict[str, Any]]:
-    """Hide files and folders from this process and all that it starts; return the guards' records.
+def hide(reference: Sequence[str], private: Sequence[str], harness: int | None = None) -> list[dict[str, Any]]:
+    """Hide files and folders from this process and all that it starts, and the harness; return the guards' records.
 
-    In a mount namespace of its own (root, or a user namespace) others lie over them, and the right to take these away
-    is given up. Where the host allows none, an audit hook refuses to open files of the reference in this process.
+    In a mount namespace of its own others lie over the files, and the right to take these away is given up. In a user
+    namespace of its own it is nobody that may read or trace the harness's process, root included; who owns files stays
+    as it is. Where the host allows neither, an audit hook refuses to open files of the reference in this process.
+
+    Parameters
+    ----------
+    harness
+        The process that has clock, seeds and verdict.
     """
-    problem = _enter_namespace() or _cover([*reference, *private]) if reference or private else None
+    wanted = bool(reference or private or harness)
+    problem = _enter_namespaces() if wanted else None
+    covered = problem or (_cover([*reference, *private]) if reference or private else None)
     found = []
     for name, paths in (("reference-hidden", reference), ("records-hidden", private)):
         active, how = True, "mount namespace"
         if not paths:
             active, how = False, "there is nothing to hide"
-        elif problem is not None and paths is reference:
+        elif covered is not None and paths is reference:
             _watch_opens({os.path.realpath(path) for path in paths})
-            how = f"audit hook, in the first process only: no mount namespace ({problem})"
-        elif problem is not None:
-            active, how = False, f"no mount namespace ({problem})"
+            how = f"audit hook, in the first process only: no mount namespace ({covered})"
+        elif covered is not None:
+            active, how = False, f"no mount namespace ({covered})"
         found.append({"kind": "guard", "name": name, "active": active, "how": how})
+    if harness is not None:
+        active = not _may_read(harness)
+        how = "user namespace" if active and problem is None else "the kernel refuses"
+        if not active:
+            how = f"its memory can be read: no user namespace ({problem or 'it does not help here'})"
+        found.append({"kind": "guard", "name": "harness-out-of-reach", "active": active, "how": how})
     return found
 
 
-def _enter_namespace() -> str | None:
-    libc = ctypes.CDLL(None, use_errno=True)
-    if libc.unshare(CLONE_NEWNS) == 0:
-        return None
-    user, group = os.geteuid(), os.getegid()
-    if libc.unshare(CLONE_NEWUSER | CLONE_NEWNS) != 0:
-        return os.strerror(ctypes.get_errno())
+def _may_read(number: int) -> bool:
+    """Return whether this process may read another one's memory."""
     try:
-        Path("/proc/self/setgroups").write_text("deny")
-        Path("/proc/self/uid_map").write_text(f"{user} {user} 1")
-        Path("/proc/self/gid_map").write_text(f"{group} {group} 1")
+        with open(f"/proc/{number}/mem", "rb"):
+            return True
+    except OSError:
+        return False
+
+
+def _enter_namespaces() -> str | None:
+    """Enter a user and a mount namespace of this process's own; return why the host allows none.
+
+    All ids stay what they are where that is allowed (root), else the process's own. A mapping of more than one has to
+    be written by a process that is still outside.
+    """
+    libc = ctypes.CDLL(None, use_errno=True)
+    user, group = os.geteuid(), os.getegid()
+    own, waits, tells = os.getpid(), *os.pipe()
+    writer = os.fork() if user == 0 else None
+    if writer == 0:
+        os.close(tells)
+        # An end of file: the namespace is there, or there is none to write for.
+        os.read(waits, 1)
+        os._exit(0 if _map_all(own) is None else 1)
+    os.close(waits)
+    failed = libc.unshare(CLONE_NEWUSER | CLONE_NEWNS) != 0
+    problem = os.strerror(ctypes.get_errno()) if failed else None
+    os.close(tells)
+    mapped = writer is not None and os.waitpid(writer, 0)[1] == 0
+    if problem is None and not mapped:
+        try:
+            Path("/proc/self/setgroups").write_text("deny")
+            Path("/proc/self/uid_map").write_text(f"{user} {user} 1")
+            Path("/proc/self/gid_map").write_text(f"{group} {group} 1")
+        except OSError as error:
+            problem = str(error)
+    if problem is None:
+        # What a change of rights takes away: this process's own files in /proc.
+        libc.prctl(PR_SET_DUMPABLE, 1, 0, 0, 0)
+        return None
+    return None if failed and libc.unshare(CLONE_NEWNS) == 0 else problem
+
+
+def _map_all(number: int) -> str | None:
+    """Let a process's new user namespace have all ids that there are here, unchanged."""
+    try:
+        for name in ("uid_map", "gid_map"):
+            ranges = [line.split() for line in Path(f"/proc/self/{name}").read_text().splitlines()]
+            text = "".join(f"{first} {first} {count}\n" for first, _, count in ranges)
+            Path(f"/proc/{number}/{name}").write_text(text)
     except OSError as error:
         return str(error)
     return None

@@ -9,7 +9,6 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-import threading
 import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
@@ -17,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from flashrt.bench.guards import hide, replaced_timers
+from flashrt.bench.intake import Intake
 from flashrt.bench.io import CLOSED, InputClosed, Inputs, Outputs, SystemIO
 from flashrt.clock import monotonic_ns
 from flashrt.errors import FlashrtError
@@ -39,11 +39,13 @@ def main() -> int:
         return 1
     spec = hello["value"]
     # Before any thread, which a new user namespace does not take along, and before any code of the system.
-    for record in hide(spec["hidden"], spec["private"]):
+    for record in hide(spec["hidden"], spec["private"], spec["harness"]):
         connection.send(record)
     # The values of a deployment only pass through its supervisor: as bytes, without torch.
     connection.torch = spec["kind"] != "deployment"
     inputs = Inputs(spec["inputs"])
+    intake = Intake(connection, lambda message: _take(connection, message, inputs, io), _end_all)
+    inputs.wait_with(intake.wait)
     io = SystemIO(
         inputs,
         Outputs(lambda name, value, batch: _write(connection, name, value, batch)),
@@ -52,7 +54,7 @@ def main() -> int:
         lambda: connection.send({"kind": "ready", "at_ns": monotonic_ns()}),
         connection.send,
     )
-    threading.Thread(target=_receive, args=(connection, inputs, io), daemon=True).start()
+    intake.start()
     try:
         serve = load_system(spec)
     except BaseException as error:  # noqa: BLE001 - reported to the harness whatever it is
@@ -73,17 +75,10 @@ def _write(connection: Connection, name: str, value: Any, batch: int | None) -> 
     connection.send({"kind": "output", "name": name, "batch": batch}, value, f"output '{name}'")
 
 
-def _receive(connection: Connection, inputs: Inputs, io: SystemIO) -> None:
-    try:
-        while (message := connection.receive()) is not None and message["kind"] != "bye":
-            _take(connection, message, inputs, io)
-    except BaseException:  # noqa: BLE001 - a broken harness, or a connection that user code closed, ends the system
-        traceback.print_exc()
-        message = None
-    if message is None:
-        # The harness is gone without saying goodbye: nothing of this system may outlive it.
-        sys.stderr.flush()
-        end_system()
+def _end_all() -> None:
+    """End all of this system: the harness is gone without saying goodbye, and nothing may outlive it."""
+    sys.stderr.flush()
+    end_system()
 
 
 def _take(connection: Connection, message: Mapping[str, Any], inputs: Inputs, io: SystemIO) -> None:

@@ -22,12 +22,12 @@ class InputClosed(EOFError):
 class InputBuffer:
     """One named input: items arrive in order, one a batch."""
 
-    def __init__(self, name: str, on_wait: Callable[[str], None] | None = None) -> None:
+    def __init__(self, name: str) -> None:
         self.name = name
         self._items: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._closed = False
         self.opened = threading.Event()
-        self._on_wait = on_wait
+        self.wait: Callable[[queue.SimpleQueue[Any]], Any] = lambda items: items.get()
 
     def put(self, item: Any) -> None:
         """Add an item, or `CLOSED`; the harness side calls this."""
@@ -52,7 +52,7 @@ class InputBuffer:
                 "load and warm up, call io.ready(), then read", rule="read-before-ready",
             )  # fmt: skip
         try:
-            item = self._items.get(timeout=timeout_s)
+            item = self.wait(self._items) if timeout_s is None else self._items.get(timeout=timeout_s)
         except queue.Empty:
             raise TimeoutError(f"input '{self.name}': nothing came in {timeout_s} s") from None
         if item is CLOSED:
@@ -109,6 +109,11 @@ class Inputs(Mapping[str, InputBuffer]):
 
     def __init__(self, names: list[str]) -> None:
         self._buffers = {name: InputBuffer(name) for name in names}
+
+    def wait_with(self, wait: Callable[[queue.SimpleQueue[Any]], Any]) -> None:
+        """Say how a thread waits for an item of a queue, where it can do better than wait."""
+        for buffer in self._buffers.values():
+            buffer.wait = wait
 
     def __getitem__(self, name: str) -> InputBuffer:
         if name not in self._buffers:

@@ -152,6 +152,7 @@ class SystemProcess:
         hello = {
             **system.as_hello(), "inputs": list(inputs), "devices": names, "config": dict(config or {}),
             "hidden": [str(path) for path in hidden], "private": [str(path) for path in private],
+            "harness": os.getpid(),
         }  # fmt: skip
         greeting = pack({"kind": "hello"}, hello, "config")
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)

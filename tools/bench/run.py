@@ -6,7 +6,7 @@ import json
 import math
 import secrets
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -99,6 +99,7 @@ def run_benchmark(
         Wrong settings, or a system (or the baseline) that fails, hangs or returns early.
     """
     check_settings(settings)
+    settings = replace(settings, media_rate={**system.media_rates(), **(settings.media_rate or {})})
     hidden = reference_files(system, against.baseline if against else None)
     trace_s = read_trace(workspace, settings.trace) if settings.trace is not None else None
     per_batch = owed(system, inputs, workspace, folder, settings, progress, hidden)

@@ -59,6 +59,14 @@ class System:
         """Hash of the file that the reference names, alone."""
         return hashlib.sha256(self.path.read_bytes()).hexdigest()[:HASH_DIGITS]
 
+    def media_rates(self) -> dict[str, float]:
+        """Return what the program says of its outputs: elements in a second of each medium; code says nothing."""
+        if self.program is None:
+            return {}
+        document = read_document(self.program)
+        outputs = document["graphs"][document["entry"]].get("outputs") or {}
+        return {name: port["rate_hz"] for name, port in outputs.items() if (port or {}).get("rate_hz")}
+
     def as_record(self) -> dict[str, Any]:
         """Return what a verdict or run keeps of the system."""
         return {

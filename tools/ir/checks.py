@@ -24,6 +24,7 @@ from flashrt.ir.rules_nodes import (
     check_entry,
     check_names,
     check_node_kinds,
+    check_rates,
     check_reachable,
     check_recursion,
     check_size,
@@ -35,6 +36,7 @@ Rule = Callable[[Program], Iterator[Finding]]
 STRUCTURE: tuple[Rule, ...] = (
     check_names,
     check_entry,
+    check_rates,
     check_node_kinds,
     check_recursion,
     check_size,

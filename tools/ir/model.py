@@ -43,6 +43,8 @@ class Port(Frozen):
     """Axis lengths, or names for lengths that may vary; unchecked when absent."""
     initial: Annotated[Initial | None, BeforeValidator(_spell_initial)] = None
     """For a carried input of a repeated graph: an op (or another input of the graph) that yields the first value."""
+    rate_hz: float | None = Field(default=None, gt=0, le=1e9)
+    """For an output of the entry: elements in a second of its medium (frames, samples), as they are played."""
 
 
 class StateDeclaration(Frozen):

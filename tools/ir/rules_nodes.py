@@ -39,6 +39,24 @@ def check_entry(program: Program) -> Iterator[Finding]:
         )  # fmt: skip
 
 
+def check_rates(program: Program) -> Iterator[Finding]:
+    """Only what leaves the program is played, and so has a rate."""
+    for name, graph, where in each_graph(program):
+        places = [(f"{where}, input '{port}'", declared) for port, declared in graph.inputs.items()]
+        if name != program.entry:
+            places += [(f"{where}, output '{port}'", declared) for port, declared in graph.outputs.items()]
+        for node_name, node in graph.nodes.items():
+            for side in ("inputs", "outputs"):
+                ports = getattr(node, side) or {}
+                places += [(f"{where}, node '{node_name}', {side[:-1]} '{port}'", ports[port]) for port in ports]
+        for place, declared in places:
+            if declared.rate_hz is not None:
+                yield Finding(
+                    f"{place}, key 'rate_hz'", f"outputs of '{program.entry}' only", f"{declared.rate_hz:g}",
+                    f"move it to the output that is played, or remove it; {AGAIN}", rule="rate-not-played",
+                )  # fmt: skip
+
+
 def check_node_kinds(program: Program) -> Iterator[Finding]:
     """A node is exactly one of op, graph, opaque, and says only what fits its kind."""
     for _, graph, place in each_graph(program):

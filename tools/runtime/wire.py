@@ -256,6 +256,15 @@ class Connection:
         self.on_receive: Callable[[], None] = lambda: None
         self.on_close: Callable[[], None] = lambda: None
 
+    def fileno(self) -> int:
+        """Return the socket's descriptor, to wait on."""
+        return self._socket.fileno()
+
+    @property
+    def num_buffered(self) -> int:
+        """Bytes that have been read from the socket and belong to messages not received yet."""
+        return self._filled - self._at
+
     def send(self, head: Mapping[str, Any], value: Any = None, where: str = "value") -> None:
         """Write one message, whole.
 
