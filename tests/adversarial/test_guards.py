@@ -136,7 +136,7 @@ def pries(io):
         io.outputs["got"].write([
             attempt(lambda: open(f"/proc/{number}/mem", "rb").read(1)),
             attempt(lambda: open(f"/proc/{number}/environ", "rb").read(1)),
-            attempt(lambda: os.listdir(f"/proc/{number}/fd")),
+            attempt(lambda: os.readlink(f"/proc/{number}/fd/0")),
             attempt(lambda: attach(number)),
         ])
         with open("made.txt", "w") as file:
