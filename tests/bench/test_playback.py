@@ -209,6 +209,6 @@ def test_the_program_says_the_rate_and_an_argument_overrides_it(toy: Path) -> No
         for rates in (None, {"frames": 2000.0}):
             settings = RunSettings(runs=1, duration_s=0.3, timeout_s=20, media_rate=rates)
             result = run_benchmark(resolve_system(system, toy), "inputs.py:batches", toy, toy, settings)
-            found.append(result["metrics"]["rtf"] * result["metrics"]["fps"])
+            found.append(result["rtf"] * result["fps"])
             assert not any("no real-time factor" in note for note in result["notes"])
         assert found == [pytest.approx(1000), pytest.approx(2000)]
