@@ -68,13 +68,13 @@ def application(tmp_path: Path) -> Path:
 def judge(folder: Path, reference: str) -> tuple[str, list[str]]:
     """Return what stopped a system (``check``, ``run`` or ``failed``; empty: nothing did), and the reasons."""
     baseline, candidate = resolve_system("reference.py:serve", folder), resolve_system(reference, folder)
-    checking = CheckSettings(timeout_s=60, measure_noise=False)
+    checking = CheckSettings(timeout_s=60 if APP == "toy" else 180, measure_noise=False)
     try:
         verdict = check_equivalence(baseline, candidate, INPUTS, folder, folder, checking)
         if not verdict["equivalent"]:
             return "check", verdict["reasons"]
         settings = RunSettings(
-            runs=1, duration_s=0.5 if APP == "toy" else 3.0, max_batches=60, timeout_s=3 if APP == "toy" else 20,
+            runs=1, duration_s=0.5 if APP == "toy" else 3.0, max_batches=60, timeout_s=3 if APP == "toy" else 90,
             elements_per_batch=verdict["elements_per_batch"],
         )  # fmt: skip
         against = Against(baseline, checking.tolerance)

@@ -1,0 +1,1 @@
+"""Planners for many users: `serving` (Cornfigurator) for mixed requests."""
