@@ -7,22 +7,19 @@ sections 3.2, 4.3 and 5.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
 
 from flashrt.planners.serving.arrivals import unit_arrivals
 from flashrt.planners.serving.flat import Flat, Working, flatten_plan, load_kernels, work_at
-from flashrt.planners.serving.plans import Plan, Route
+from flashrt.planners.serving.plans import Plan, Routes
 from flashrt.planners.serving.problem import Problem
 
 WARM_SHARE = 0.1
 NUM_PARTS = 8
 T_95 = 2.365
 """Student's t for `NUM_PARTS` parts, 95 %."""
-
-Routes = Mapping[tuple[int, int], Route]
 
 
 @dataclass(frozen=True)
@@ -102,19 +99,19 @@ class Evaluator:
             np.searchsorted(problem.fractions.cumsum(), (np.arange(load.num_estimated) + 0.5) / load.num_estimated)
         ).astype(np.int64)
         self._kinds = self._kinds.clip(max=len(problem.types) - 1)
+        self._num_of_kind = np.bincount(self._kinds, minlength=len(problem.types)).clip(min=1)
         self._draws = generator.random((load.num_estimated, 1 + 3 * 16))
         self._tab = problem.latency_ms
 
     def estimate(self, plan: Plan, routes: Routes, *, targets_ms: np.ndarray | None = None) -> Estimate:
         """Return the Monte Carlo estimate at α·R."""
-        problem, flat = self.problem, flatten_plan(self.problem, routes, plan)
+        problem, flat = self.problem, flatten_plan(self.problem, routes, plan, grouped=True)
         rate = self.load.alpha * plan.rate_per_s
-        working = work_at(problem, routes, plan, flat, rate)
+        working = work_at(problem, plan, flat, rate)
         latency = self._latencies(flat, working.at_batch, working.wait_ms, working.busy)
         targets = problem.targets_ms if targets_ms is None else targets_ms
         good = latency <= targets[self._kinds]
-        num = np.bincount(self._kinds, minlength=len(problem.types)).clip(min=1)
-        share = np.bincount(self._kinds, weights=good, minlength=len(problem.types)) / num
+        share = np.bincount(self._kinds, weights=good, minlength=len(problem.types)) / self._num_of_kind
         return Estimate(rate * problem.fractions * share, working, latency, self._kinds)
 
     def alone(self, plan: Plan, routes: Routes, *, full: bool) -> tuple[np.ndarray, np.ndarray]:
@@ -128,8 +125,8 @@ class Evaluator:
         latency = np.empty(len(self._kinds))
         self._kernels["estimate"](
             self._kinds, self._draws, self._tab, flat.engine_of, flat.batch_of, at_batch, wait_ms, busy,
-            self.problem.cpu_ms, flat.route_of, flat.path_cum, flat.route_len, flat.route_node, flat.route_before,
-            flat.first_of, flat.exec_cum, self.load.transfer_ms, latency,
+            self.problem.cpu_ms, flat.routes.number, flat.path_cum, flat.routes.length, flat.routes.node,
+            flat.routes.before, flat.first_of, flat.exec_cum, self.load.transfer_ms, latency,
         )  # fmt: skip
         return latency
 
@@ -152,7 +149,7 @@ class Evaluator:
         finish, busy = np.full(num, math.inf), np.zeros(len(flat.engine_of))
         self._kernels["simulate"](
             arrivals, kinds, draws, self._tab, flat.engine_of, flat.batch_of, flat.static_of, flat.keeps,
-            problem.cpu_ms, flat.route_of, flat.path_cum, flat.route_len, flat.route_node, flat.route_before,
+            problem.cpu_ms, flat.routes.number, flat.path_cum, flat.routes.length, flat.routes.node, flat.routes.before,
             flat.first_of, flat.exec_cum, self.load.transfer_ms, finish, busy,
         )  # fmt: skip
         return judge(problem, arrivals, kinds, finish, busy)

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from flashrt.planners.serving.evaluate import Routes
+from flashrt.planners.serving.flat import load_kernels
 from flashrt.planners.serving.flow import best_routing
-from flashrt.planners.serving.plans import Allocation, Logical, Plan
+from flashrt.planners.serving.plans import Allocation, Logical, Plan, Routes
 from flashrt.planners.serving.problem import Problem
 from flashrt.planners.serving.space import Space
 
@@ -56,40 +56,23 @@ def first_sketch(space: Space, logical: Logical, own: Routes) -> Sketch | None:
 
 
 def filled(space: Space, logical: Logical, own: Routes, sketch: Sketch) -> Plan | None:
-    """Return the sketch with its GPUs: each goes where the load is highest; None where they do not suffice.
-
-    What is left when the fullest node cannot have another executor goes to the others: less load is less latency.
-    """
+    """Return the sketch with its GPUs: each goes where the load is highest; None where they do not suffice."""
     problem = space.problem
-    used = [node for node in range(len(logical.nodes))
-            if any(node in own[place, path].nodes for place, path in enumerate(sketch.paths))]  # fmt: skip
-    if len(used) < len(logical.nodes):
-        return None
-    gpus = np.array([problem.configurations[k].gpus for k in sketch.configurations])
-    load = np.zeros(len(logical.nodes))
-    for place, path in enumerate(sketch.paths):
-        for node in own[place, path].nodes:
-            capacity = problem.capacity[sketch.configurations[node], place]
-            if capacity <= 0:
-                return None
-            load[node] += problem.fractions[place] / capacity
-    counts = np.ones(len(load), int)
-    left = space.num_gpus - int(gpus.sum())
-    if left < 0:
-        return None
-    while True:
-        fits = gpus <= left
-        if not fits.any():
-            break
-        node = int(np.argmax(np.where(fits, load / counts, -1.0)))
-        counts[node] += 1
-        left -= int(gpus[node])
     shape = len(problem.types), len(logical.paths)
+    arrays = own.arrays(*shape)
+    configurations = np.array(sketch.configurations, np.int64)
+    counts = np.zeros(len(configurations), np.int64)
+    rate = load_kernels()["fill"](
+        np.array(sketch.paths, np.int64), problem.fractions, problem.capacity, configurations,
+        problem.settings_of_configurations.gpus[configurations], space.num_gpus, arrays.number, arrays.length,
+        arrays.node, counts,
+    )  # fmt: skip
+    if rate <= 0:
+        return None
     share = np.zeros(shape)
     share[np.arange(shape[0]), list(sketch.paths)] = 1
-    allocation = tuple(((k, int(count)),) for k, count in zip(sketch.configurations, counts, strict=True))
-    rate = float((counts / np.where(load > 0, load, np.inf)).min()) if (load > 0).all() else 0.0
-    return Plan(logical, allocation, share, np.ones((shape[0], len(load), 1)), rate)
+    allocation = tuple(((k, count),) for k, count in zip(sketch.configurations, counts.tolist(), strict=True))
+    return Plan(logical, allocation, share, np.ones((shape[0], len(counts), 1)), float(rate))
 
 
 def sketches_beside(space: Space, logical: Logical, own: Routes, sketch: Sketch) -> Iterator[Sketch]:

@@ -240,3 +240,120 @@ def estimate(
             done[place] = begin + took
             last = max(last, done[place])
         latency_ms[request] = last
+
+
+def work(
+    rate_per_ms: float, fractions: Any, path_share: Any, exec_share: Any, count_of: Any, node_of: Any, means: Any,
+    engine_of: Any, batch_of: Any, static_of: Any, keeps: Any, route_of: Any, route_len: Any, route_node: Any,
+    load: Any, at_batch: Any, wait_ms: Any, busy: Any,
+) -> None:  # fmt: skip
+    """Find how executors work at a total rate, by the fixed point of Little's law.
+
+    The batch is where as many come during one as it has. Waiting beyond the batch under way is Sakasegawa's (1977)
+    approximation for as many servers as an executor has places, with half of it where times are constant.
+
+    Parameters
+    ----------
+    exec_share : [types, rows]
+        A node's requests of a type that go to each row, which is `count_of` executors alike.
+    means : [engines, types, batch sizes]
+        Mean latencies, in ms.
+    load, at_batch, wait_ms, busy : [rows]
+        Receive the share of an executor's places in use, the requests in a batch or in flight, the mean wait of those
+        that do not find it idle, and how likely that is.
+    """
+    num_types, num_paths = path_share.shape
+    num_rows = engine_of.shape[0]
+    coming = np.zeros((num_types, node_of[num_rows - 1] + 1))
+    for kind in range(num_types):
+        for path in range(num_paths):
+            own = route_of[kind, path]
+            if own >= 0:
+                for place in range(route_len[own]):
+                    coming[kind, route_node[own, place]] += fractions[kind] * path_share[kind, path]
+    for row in range(num_rows):
+        engine, most = engine_of[row], batch_of[row]
+        total, size, below, took = 0.0, 1.0, 0.0, 0.0
+        for kind in range(num_types):
+            total += coming[kind, node_of[row]] * exec_share[kind, row] / count_of[row] * rate_per_ms
+        load[row], at_batch[row], wait_ms[row], busy[row] = 0.0, 1.0, 0.0, 0.0
+        if total <= 0:
+            continue
+        last = 0.0
+        found = False
+        for batch in range(1, most + 1):
+            kept = 0.0
+            for kind in range(num_types):
+                own_rate = coming[kind, node_of[row]] * exec_share[kind, row] / count_of[row] * rate_per_ms
+                if own_rate > 0:
+                    kept += own_rate / total * keeps[row, kind] * means[engine, kind, batch - 1]
+            excess = total * kept - batch
+            if not found and excess <= 0:
+                share = below / (below - excess) if batch > 1 else 1.0
+                size = batch - 1 + share if batch > 1 else 1.0
+                took = last + (kept - last) * share if batch > 1 else kept
+                found = True
+            last, below = kept, excess
+        if not found:
+            size, took = float(most), last
+        used = min(total * last / most, 0.999)
+        queue = last / most * used ** (math.sqrt(2.0 * (most + 1)) - 1) / (1 - used)
+        load[row], at_batch[row] = used, size
+        if static_of[row]:
+            busy[row] = min(total * took / size, 1.0)
+            wait_ms[row] = took / 2 + queue / 2
+        else:
+            busy[row] = min(1.0, used ** math.sqrt(most))
+            wait_ms[row] = queue / max(used, 1e-9)
+
+
+def fill(
+    paths: Any, fractions: Any, capacity: Any, configurations: Any, gpus: Any, num_gpus: int, route_of: Any,
+    route_len: Any, route_node: Any, counts: Any,
+) -> float:  # fmt: skip
+    """Give each node of one configuration its executors: the next one goes where the load is highest.
+
+    What is left when the fullest node cannot have another goes to the others: less load is less latency.
+
+    Parameters
+    ----------
+    paths : [types]
+        The path that each type takes.
+    configurations, gpus, counts : [nodes]
+        Each node's configuration and what an executor of it takes; receives how many it has.
+
+    Returns
+    -------
+    The rate at which the first node is overloaded; 0 where GPUs do not suffice, or a node is not used or cannot serve.
+    """
+    num_nodes = configurations.shape[0]
+    load = np.zeros(num_nodes)
+    for kind in range(paths.shape[0]):
+        own = route_of[kind, paths[kind]]
+        for place in range(route_len[own]):
+            node = route_node[own, place]
+            able = capacity[configurations[node], kind]
+            if able <= 0:
+                return 0.0
+            load[node] += fractions[kind] / able
+    left = num_gpus
+    for node in range(num_nodes):
+        counts[node] = 1
+        left -= gpus[node]
+        if load[node] <= 0:
+            return 0.0
+    if left < 0:
+        return 0.0
+    while True:
+        best = -1
+        for node in range(num_nodes):
+            if gpus[node] <= left and (best < 0 or load[node] / counts[node] > load[best] / counts[best]):
+                best = node
+        if best < 0:
+            break
+        counts[best] += 1
+        left -= gpus[best]
+    worst = 0.0
+    for node in range(num_nodes):
+        worst = max(worst, load[node] / counts[node])
+    return 1 / worst

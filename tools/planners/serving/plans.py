@@ -47,6 +47,45 @@ class Route:
 
 
 @dataclass(frozen=True, eq=False)
+class RouteArrays:
+    """Routes as the compiled functions take them.
+
+    Attributes
+    ----------
+    number : [types, paths]
+        Of the route, or -1.
+    length : [routes]
+    node, before : [routes, places]
+        The nodes that a request passes, and for each, as bits, the places that it waits for.
+    """
+
+    number: np.ndarray
+    length: np.ndarray
+    node: np.ndarray
+    before: np.ndarray
+
+
+class Routes(dict[tuple[int, int], Route]):
+    """(type, path) -> route, of one logical plan."""
+
+    _arrays: RouteArrays | None = None
+
+    def arrays(self, num_types: int, num_paths: int) -> RouteArrays:
+        """Return the routes as arrays, made once."""
+        if self._arrays is None:
+            places = max(len(route.nodes) for route in self.values())
+            number = np.full((num_types, num_paths), -1, np.int64)
+            node, before = (np.zeros((len(self), places), np.int64) for _ in range(2))
+            for index, (key, route) in enumerate(self.items()):
+                number[key] = index
+                node[index, : len(route.nodes)] = route.nodes
+                before[index, : len(route.nodes)] = [sum(1 << one for one in waits) for waits in route.before]
+            length = np.array([len(route.nodes) for route in self.values()], np.int64)
+            self._arrays = RouteArrays(number, length, node, before)
+        return self._arrays
+
+
+@dataclass(frozen=True, eq=False)
 class Plan:
     """A physical plan: a logical one with executors and routing.
 
@@ -96,10 +135,10 @@ def logical_plans(
                 yield chosen
 
 
-def routes(problem: Problem, simple: Sequence[Simple], logical: Logical) -> dict[tuple[int, int], Route]:
+def routes(problem: Problem, simple: Sequence[Simple], logical: Logical) -> Routes:
     """Return (type, path) -> route, for the types that a path serves."""
     number = {node: place for place, node in enumerate(logical.nodes)}
-    found = {}
+    found = Routes()
     for path, (subplan, one) in enumerate(logical.paths):
         for place in range(len(problem.types)):
             if simple[one].types >> place & 1:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import networkx as nx
 import numpy as np
@@ -33,6 +34,16 @@ class Configuration:
     batch: int
     mask: int
     gpus: int
+
+
+@dataclass(frozen=True, eq=False)
+class ConfigurationArrays:
+    """Engine, batch size, GPUs, and whether batches begin and end together; each [configurations]."""
+
+    engine: np.ndarray
+    batch: np.ndarray
+    gpus: np.ndarray
+    static: np.ndarray
 
 
 @dataclass(frozen=True, eq=False)
@@ -69,13 +80,35 @@ class Problem:
     targets_ms: np.ndarray
     notes: tuple[str, ...] = field(default=())
 
+    @cached_property
+    def mean_ms(self) -> np.ndarray:
+        """Mean latencies; [engines, types, batch sizes], in ms."""
+        return np.asarray(self.latency_ms.mean(axis=-1))
+
+    @cached_property
+    def settings_of_configurations(self) -> ConfigurationArrays:
+        """The configurations as arrays."""
+        return ConfigurationArrays(
+            np.array([one.engine for one in self.configurations], np.int64),
+            np.array([one.batch for one in self.configurations], np.int64),
+            np.array([one.gpus for one in self.configurations], np.int64),
+            np.array([self.is_static(k) for k in range(len(self.configurations))]),
+        )
+
+    @cached_property
+    def _by_mask(self) -> dict[int, list[int]]:
+        found: dict[int, list[int]] = {}
+        for number, one in enumerate(self.configurations):
+            found.setdefault(one.mask, []).append(number)
+        return found
+
     def names(self, mask: int) -> tuple[str, ...]:
         """Return the components of a mask."""
         return tuple(name for bit, name in enumerate(self.model.components) if mask >> bit & 1)
 
     def configurations_of(self, mask: int) -> list[int]:
         """Return the configurations that run exactly these components."""
-        return [number for number, one in enumerate(self.configurations) if one.mask == mask]
+        return self._by_mask.get(mask, [])
 
     def is_static(self, configuration: int) -> bool:
         """Return whether batches begin and end together."""

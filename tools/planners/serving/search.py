@@ -21,10 +21,10 @@ import numpy as np
 
 from flashrt.errors import Finding, InputError, listed
 from flashrt.planners.serving.documents import RETRY
-from flashrt.planners.serving.evaluate import Evaluator, Load, Routes, Simulated
+from flashrt.planners.serving.evaluate import Evaluator, Load, Simulated
 from flashrt.planners.serving.flow import best_routing, grid_routings, is_redundant, only_paths, width
 from flashrt.planners.serving.guided import improve, refine
-from flashrt.planners.serving.plans import Logical, Plan, count_physical
+from flashrt.planners.serving.plans import Logical, Plan, Routes, count_physical
 from flashrt.planners.serving.policies import Policy, most_value, undominated, value_of
 from flashrt.planners.serving.problem import Problem
 from flashrt.planners.serving.space import Space, make_space
@@ -33,7 +33,7 @@ from flashrt.planners.serving.targets import with_targets
 
 Progress = Callable[[float, str], None]
 
-FIRST_SHARE, IMPROVED_SHARE, REFINED_SHARE, EXHAUSTED_SHARE, SIMULATED_SHARE = 0.12, 0.3, 0.55, 0.8, 0.9
+FIRST_SHARE, IMPROVED_SHARE, REFINED_SHARE, EXHAUSTED_SHARE, SIMULATED_SHARE = 0.08, 0.34, 0.55, 0.75, 0.85
 """Shares of the time by which each phase ends; the last is for polishing."""
 MOST_EXHAUSTED = 2e6
 """A space with more physical candidates is not gone through plan by plan."""
@@ -41,7 +41,8 @@ ESTIMATE_SLACK = 1.0
 """By how much a simulation may beat the estimate of its plan before the search would miss it."""
 NUM_SHORT = 4000
 NUM_FIRST = 8
-NUM_FINAL = 5
+NUM_FINAL = 10
+NUM_POLISHED = 5
 
 
 @dataclass(frozen=True)
@@ -187,6 +188,8 @@ class _Search:
         self.space.problem = self.problem
         self.evaluator = Evaluator(self.problem, settings.load)
         self._lap("targets")
+        # The time limit is the search's: the first use of all compiles the kernels.
+        self.searching = self.mark
         self.kept = _Kept(settings.max_kept)
         self.seen: set[tuple[object, ...]] = set()
         self.shown: dict[int, Simulated] = {}
@@ -198,7 +201,7 @@ class _Search:
         self.mark = now
 
     def _spent(self, share: float) -> bool:
-        return time.monotonic() - self.begin > share * self.settings.time_limit_s
+        return time.monotonic() - self.searching > share * self.settings.time_limit_s
 
     def run(self) -> Answer:
         settings, space = self.settings, self.space
@@ -258,24 +261,20 @@ class _Search:
         if self.settings.routing == "grid":
             return
         scale = EXHAUSTED_SHARE / REFINED_SHARE if alone else 1.0
-        sketched: list[tuple[float, tuple[int, ...], Plan]] = []
-        for chosen in logical:
-            if self._spent(FIRST_SHARE * scale) or self._bound(chosen) <= self.floor:
+        # What baselines are made of comes first: one simple subplan alone, however it looks.
+        alone_first = [chosen for chosen in logical if self._is_simple(chosen)]
+        others = [chosen for chosen in logical if not self._is_simple(chosen)]
+        improved = self._improved(alone_first, IMPROVED_SHARE * scale / 2)
+        sketched: list[tuple[float, tuple[int, ...]]] = []
+        for chosen in others:
+            if self._spent(FIRST_SHARE * scale + IMPROVED_SHARE * scale / 2) or self._bound(chosen) <= self.floor:
                 break
             found = improve(self.space, chosen, self._judge(chosen), lambda: True)
             if found is not None:
-                sketched.append((found[1], chosen, found[0]))
-        self.counts["logical_tried"] = len(sketched)
-        # What baselines are made of comes first: one subplan alone, however it looks.
-        sketched.sort(key=lambda one: (len(one[1]) > 1 or len(self.space.subplans[one[1][0]]) > 1, -one[0]))
-        improved: list[tuple[float, tuple[int, ...], Plan]] = []
-        for _, chosen, _ in sketched:
-            if self._spent(IMPROVED_SHARE * scale):
-                break
-            found = improve(self.space, chosen, self._judge(chosen), lambda: self._spent(IMPROVED_SHARE * scale))
-            self.progress(0.1 + 0.2 * len(improved) / len(sketched), f"improving: {self.kept.best:.3g} requests/s")
-            if found is not None:
-                improved.append((found[1], chosen, found[0]))
+                sketched.append((found[1], chosen))
+        self.counts["logical_tried"] = len(sketched) + len(improved)
+        sketched.sort(key=lambda one: -one[0])
+        improved += self._improved([chosen for _, chosen in sketched], IMPROVED_SHARE * scale)
         self.counts["logical_improved"] = len(improved)
         improved.sort(key=lambda one: -one[0])
         refined = 0
@@ -284,9 +283,28 @@ class _Search:
                 break
             refined += 1
             self.progress(0.3 + 0.2 * refined / len(improved), f"refining: {self.kept.best:.3g} requests/s")
-            begin, part = time.monotonic(), self.settings.time_limit_s * REFINED_SHARE * scale / 8
-            refine(self.space, chosen, plan, value, self._judge(chosen), lambda: time.monotonic() - begin > part)
+            until = time.monotonic() + self.settings.time_limit_s * REFINED_SHARE * scale / 8
+
+            def is_over(until: float = until) -> bool:
+                return time.monotonic() > until
+
+            refine(self.space, chosen, plan, value, self._judge(chosen), is_over)
         self.counts["logical_refined"] = refined
+
+    def _is_simple(self, chosen: tuple[int, ...]) -> bool:
+        return len(chosen) == 1 and len(self.space.subplans[chosen[0]]) == 1
+
+    def _improved(self, logical: list[tuple[int, ...]], until: float) -> list[tuple[float, tuple[int, ...], Plan]]:
+        """Return logical plans with their values and plans after changes of their sketches, at least one."""
+        found: list[tuple[float, tuple[int, ...], Plan]] = []
+        for chosen in logical:
+            if found and self._spent(until):
+                break
+            plan = improve(self.space, chosen, self._judge(chosen), lambda: self._spent(until))
+            self.progress(0.1 + 0.1 * len(found) / len(logical), f"improving: {self.kept.best:.3g} requests/s")
+            if plan is not None:
+                found.append((plan[1], chosen, plan[0]))
+        return found
 
     def _judge(self, chosen: tuple[int, ...]) -> Callable[[Plan, Routes], float]:
         return lambda plan, own: self._consider(chosen, plan, own)
@@ -366,7 +384,7 @@ class _Search:
         """Exchange executors of the best simulated plans as long as simulations get better and time is left."""
         found: list[Candidate] = []
         ranked = sorted(done, key=lambda one: -self._value(one.simulated))
-        for start in ranked[:NUM_FINAL]:
+        for start in ranked[:NUM_POLISHED]:
 
             def judge(plan: Plan, own: Routes, chosen: tuple[int, ...] = start.chosen) -> float:
                 estimate = self.evaluator.estimate(plan, own).goodput_per_s
@@ -386,7 +404,11 @@ class _Search:
         """Return the best of the short simulations, simulated in full, best first."""
         ranked = sorted(done, key=lambda one: -self._value(one.simulated))
         apart = undominated([one.simulated.goodput_per_s for one in ranked if one.simulated is not None])
-        finalists = dict.fromkeys([*range(min(NUM_FINAL, len(ranked))), *apart[: 2 * NUM_FINAL]])
+        # Short simulations near overload vary much: the best of every logical plan has another chance.
+        by_logical = {one.chosen: index for index, one in reversed(list(enumerate(ranked)))}
+        finalists = dict.fromkeys(
+            [*range(min(NUM_FINAL, len(ranked))), *sorted(by_logical.values())[:NUM_FINAL], *apart[:NUM_FINAL]]
+        )
         finals = [
             replace(ranked[index], simulated=self.evaluator.simulate(ranked[index].plan, ranked[index].routes, seed=1))
             for index in finalists

@@ -7,9 +7,16 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from flashrt.planners.serving.evaluate import Routes
 from flashrt.planners.serving.flow import NodeRoutings
-from flashrt.planners.serving.plans import Allocation, Logical, allocations_of, logical_plans, make_logical, routes
+from flashrt.planners.serving.plans import (
+    Allocation,
+    Logical,
+    Routes,
+    allocations_of,
+    logical_plans,
+    make_logical,
+    routes,
+)
 from flashrt.planners.serving.problem import Problem
 from flashrt.planners.serving.subplans import Restriction, Simple, compound_subplans, simple_subplans
 
@@ -78,8 +85,10 @@ class Space:
             layers.append(self._extended(layers[-1], order, most))
         every = [chosen for layer in layers for chosen in layer if np.isfinite(self.bound_per_s(chosen))]
         every = [chosen for chosen in every if self.bound_per_s(chosen) > 0]
-        every.sort(key=lambda chosen: (-self.bound_per_s(chosen), chosen))
-        return every[:most], len(every) <= most
+        bounds = {chosen: self.bound_per_s(chosen) for chosen in every}
+        every.sort(key=lambda chosen: (-bounds[chosen], chosen))
+        alone = [chosen for chosen in every if len(chosen) == 1]
+        return list(dict.fromkeys([*every[:most], *alone])), len(every) <= most
 
     def _extended(self, layer: list[tuple[int, ...]], order: np.ndarray, most: int) -> list[tuple[int, ...]]:
         fractions, kept = self.problem.fractions, []

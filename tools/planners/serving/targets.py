@@ -13,7 +13,7 @@ import numpy as np
 from flashrt.errors import Finding, InputError
 from flashrt.planners.serving.evaluate import Evaluator, Load
 from flashrt.planners.serving.flow import width
-from flashrt.planners.serving.plans import Plan, Route, make_logical
+from flashrt.planners.serving.plans import Plan, Route, Routes, make_logical
 from flashrt.planners.serving.problem import Problem
 from flashrt.planners.serving.space import Space
 from flashrt.planners.serving.subplans import route_of
@@ -63,7 +63,7 @@ def alone_ms(problem: Problem, space: Space, load: Load, place: int) -> np.ndarr
     logical = make_logical(space.simple, [(best[1],)])
     nodes, before = route_of(problem, one, place)
     number_of = {node: index for index, (_, node) in enumerate(logical.nodes)}
-    own = {(place, 0): Route(tuple(number_of[one.nodes[index]] for index in nodes), before)}
+    own = Routes({(place, 0): Route(tuple(number_of[one.nodes[index]] for index in nodes), before)})
     allocation = tuple(((best[2].get(mask, problem.configurations_of(mask)[0]), 1),) for _, mask in logical.nodes)
     plan = Plan(
         logical, allocation, np.ones((len(problem.types), 1)),
