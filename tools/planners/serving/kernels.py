@@ -250,7 +250,7 @@ def work(
     """Find how executors work at a total rate, by the fixed point of Little's law.
 
     The batch is where as many come during one as it has. Waiting beyond the batch under way is Sakasegawa's (1977)
-    approximation for as many servers as an executor has places, with half of it where times are constant.
+    approximation for as many servers as an executor has places, scaled by how much times differ between types.
 
     Parameters
     ----------
@@ -279,14 +279,16 @@ def work(
         load[row], at_batch[row], wait_ms[row], busy[row] = 0.0, 1.0, 0.0, 0.0
         if total <= 0:
             continue
-        last = 0.0
+        last, squared = 0.0, 0.0
         found = False
         for batch in range(1, most + 1):
-            kept = 0.0
+            kept, squared = 0.0, 0.0
             for kind in range(num_types):
                 own_rate = coming[kind, node_of[row]] * exec_share[kind, row] / count_of[row] * rate_per_ms
                 if own_rate > 0:
-                    kept += own_rate / total * keeps[row, kind] * means[engine, kind, batch - 1]
+                    one = keeps[row, kind] * means[engine, kind, batch - 1]
+                    kept += own_rate / total * one
+                    squared += own_rate / total * one * one
             excess = total * kept - batch
             if not found and excess <= 0:
                 share = below / (below - excess) if batch > 1 else 1.0
@@ -304,7 +306,7 @@ def work(
             wait_ms[row] = took / 2 + queue / 2
         else:
             busy[row] = min(1.0, used ** math.sqrt(most))
-            wait_ms[row] = queue / max(used, 1e-9)
+            wait_ms[row] = queue / max(used, 1e-9) * squared / (last * last) / 2
 
 
 def fill(
