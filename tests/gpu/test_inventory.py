@@ -231,7 +231,7 @@ def test_emulated_devices_by_environment_and_argument(monkeypatch: pytest.Monkey
 
 def test_status_is_json_and_names_every_part() -> None:
     status = gpu.status()
-    assert set(status) == {"devices", "topology", "leases", "waiting", "foreign_processes", "notes"}
+    assert set(status) == {"devices", "topology", "leases", "waiting", "quarantined", "foreign_processes", "notes"}
     json.dumps(status)
 
 
