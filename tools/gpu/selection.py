@@ -32,7 +32,7 @@ class Request:
         return cls(fields["count"], fields["kind"], fields["min_free_bytes"], fields["same_island"])
 
     def __str__(self) -> str:
-        extra = f", each with {self.min_free_bytes} bytes free" if self.min_free_bytes else ""
+        extra = f" with {self.min_free_bytes} free bytes each" if self.min_free_bytes else ""
         return f"{self.count} {self.kind} device(s){extra}{' on one island' if self.same_island else ''}"
 
 
