@@ -26,7 +26,7 @@ def device_names(given: str | Sequence[str] | None) -> tuple[str, ...]:
     if isinstance(given, str) and given.startswith("lease"):
         from flashrt import gpu
 
-        return tuple(device.run_name for device in gpu.lease_devices(given))
+        return _not_apart([(device.run_name, device.uuid) for device in gpu.lease_devices(given)])
     names = [given] if isinstance(given, str) else list(given)
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:
@@ -44,7 +44,7 @@ def device_names(given: str | Sequence[str] | None) -> tuple[str, ...]:
     if real:
         from flashrt import gpu
 
-        known = [device.run_name for device in gpu.inventory().devices]
+        known = {device.run_name: device.uuid for device in gpu.inventory().devices}
         absent = [name for name in real if name not in known]
         if absent:
             raise input_error(
@@ -52,7 +52,26 @@ def device_names(given: str | Sequence[str] | None) -> tuple[str, ...]:
                 "call gpu_status for what there is, or gpu_acquire for a lease", rule="absent-device", valid=known,
                 name=absent[0],
             )  # fmt: skip
+        _not_apart([(name, known[name]) for name in real])
     return tuple(names)
+
+
+def _not_apart(named: Sequence[tuple[str, str]]) -> tuple[str, ...]:
+    """Return the names, refusing devices that are in quarantine."""
+    from flashrt import gpu
+
+    apart = gpu.quarantined()
+    findings = [
+        Finding(
+            f"argument 'devices', '{name}'", "a device that is not quarantined", apart[uuid].reason,
+            f"lease others with gpu_acquire; when it is free: flashrt gpu restore {name}", rule="device-quarantined",
+        )
+        for name, uuid in named
+        if uuid in apart
+    ]  # fmt: skip
+    if findings:
+        raise InputError(findings)
+    return tuple(name for name, _ in named)
 
 
 def _is_device(name: object) -> bool:

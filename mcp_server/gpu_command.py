@@ -15,7 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 EVERY_S = 1.0
-COLUMNS = ("device", "state", "holder", "for", "since", "left", "load", "memory", "temperature", "neighbours")
+COLUMNS = ("device", "state", "holder", "since", "load", "memory", "°C", "neighbours")
 STYLES = {"free": "green", "leased": "yellow", "checking": "cyan", "quarantined": "red"}
 
 
@@ -51,46 +51,44 @@ def picture(status: Mapping[str, Any]) -> Group:
     leases = {lease["lease"]: lease for lease in status["leases"]}
     table = Table(title=f"devices, {time.strftime('%H:%M:%S')}", title_justify="left")
     for column in COLUMNS:
-        table.add_column(column)
+        table.add_column(column, no_wrap=column in {"device", "state", "load", "memory", "°C"})
     for device in status["devices"]:
         lease = leases.get(device["lease"], {})
+        purpose = f" for {lease['purpose']}" if lease.get("purpose") else ""
         there = [found for found in status["foreign_processes"] if found["device"] == device["uuid"]]
         table.add_row(
-            f"{device['run_name']}\n[dim]{escape(device['name'])}[/]",
+            device["run_name"],
             f"[{STYLES[device['state']]}]{device['state']}[/]",
-            escape(lease.get("holder", "")),
-            escape(lease.get("purpose", "")),
-            lease.get("since", "")[:19].replace("T", " "),
-            f"{lease['remaining_s']:.0f} s" if lease else "",
-            _percent(device["utilization_percent"]),
+            escape(f"{lease.get('holder', '')}{purpose}"),
+            f"{lease['since'][11:19]}, {lease['remaining_s']:.0f} s left" if lease else "",
+            "" if device["utilization_percent"] is None else f"{device['utilization_percent']} %",
             _memory(device),
-            "" if device["temperature_c"] is None else f"{device['temperature_c']} °C",
-            "\n".join(f"{found['pid']} {escape(found['name'] or '(not visible from here)')}" for found in there),
+            "" if device["temperature_c"] is None else str(device["temperature_c"]),
+            escape("\n".join(_process(found) for found in there)),
         )
     return Group(table, *(Text(line) for line in _lines(status)))
 
 
 def _lines(status: Mapping[str, Any]) -> Sequence[str]:
     waiting = [
-        f"{number}. in the queue: {ticket['holder']}, {ticket['request']['count']} {ticket['request']['kind']} device(s)"
+        f"{number}. in the queue: {ticket['holder']}, for {ticket['request']['count']} {ticket['request']['kind']}"
         for number, ticket in enumerate(status["waiting"], 1)
     ]
     apart = []
     for record in status["quarantined"]:
         apart.append(f"{record['device']} is quarantined since {record['since']}: {record['reason']}")
-        there = [f"{process['pid']} {process['name'] or '(not visible from here)'}"
-                 for process in record["evidence"].get("processes", [])]  # fmt: skip
+        there = [_process(found) for found in record["evidence"].get("processes", [])]
         seen = f"the driver names {', '.join(there)} there; " if there else ""
         apart.append(f"  last held by {record['holder'] or 'nobody'}; {seen}when it is free: {record['restore']}")
     return [*waiting, *apart, *(f"- {note}" for note in status["notes"])]
 
 
-def _percent(value: int | None) -> str:
-    return "" if value is None else f"{value} %"
+def _process(found: Mapping[str, Any]) -> str:
+    return f"{found['pid']} {found['name'] or '(not visible from here)'}"
 
 
 def _memory(device: Mapping[str, Any]) -> str:
     total, free = device["memory_total_bytes"], device["memory_free_bytes"]
     if total is None or free is None:
         return "not readable"
-    return f"{(total - free) / 2**30:.1f} of {total / 2**30:.1f} GiB"
+    return f"{(total - free) / 2**30:.1f}/{total / 2**30:.1f} GiB"

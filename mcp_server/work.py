@@ -112,7 +112,7 @@ def keep_equivalence(workspace: Workspace, verdict: dict[str, Any], folder: Path
 
 LOAD = (
     "scenario", "duration_s", "runs", "warmup", "period_ms", "rate_hz", "burst_size", "trace", "speedup", "seed",
-    "config", "max_batches", "d0_ms", "media_rate",
+    "config", "max_batches", "d0_ms", "media_rate", "neighbours",
 )  # fmt: skip
 
 

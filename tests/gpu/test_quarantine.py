@@ -1,4 +1,4 @@
-"""A GPU that is not free when its lease ends: quarantined with the evidence, and back by the documented command only."""
+"""A GPU that is not free when its lease ends: quarantined with the evidence, back by the documented command only."""
 
 from __future__ import annotations
 
