@@ -114,7 +114,7 @@ class CoreUse:
     def as_dict(self) -> dict[str, Any]:
         """Return the shares of the cores' time, largest first."""
         window_s = max(self._end_s - self._begin_s, 1e-9)
-        whole = window_s * len(self.cores) * os.sysconf("SC_CLK_TCK")
+        whole = window_s * max(len(self.cores), 1) * os.sysconf("SC_CLK_TCK")
         found = sorted(self._used.items(), key=lambda item: -item[1])
         return {
             "cores": sorted(self.cores), "window_s": round(window_s, 3),
