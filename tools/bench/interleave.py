@@ -163,6 +163,7 @@ def _describe(
     result = {
         "valid": not reasons,
         "reasons": reasons,
+        "notes": list(dict.fromkeys(note for turn in taken for note in turn.run.neighbours.notes)),
         "baseline": systems[0].reference,
         "systems": [system.as_record() for system in systems],
         "inputs": inputs,

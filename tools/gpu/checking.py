@@ -217,7 +217,9 @@ def restore(name: str, *, accept_memory: bool = False) -> Checkup:
         )  # fmt: skip
     try:
         baseline = record.evidence.get("baseline_bytes")
-        checkup = look_over([device], {uuid: None if accept_memory else baseline})[0]
+        checkups = look_over([device], {uuid: None if accept_memory else baseline})
+        # Only GPUs are ever put away by what is here; a core is free at once.
+        checkup = checkups[0] if checkups else Checkup(device)
         if checkup.reason:
             put_away(
                 replace(record, reason=checkup.reason, evidence={**checkup.evidence, "baseline_bytes": baseline}),

@@ -90,6 +90,14 @@ def impossible(devices: Sequence[Device], request: Request, where: str) -> list[
 
 
 def _impossible(own: Sequence[Device], request: Request, where: str) -> list[Finding]:
+    if not own and request.kind in {"cuda", "rocm"}:
+        return [
+            Finding(
+                f"{where}, kind", "a kind of device that this machine has", f"'{request.kind}', and there is none here",
+                "leave kind out to lease CPU cores, on which everything works; gpu_status says what was looked for",
+                rule="no-such-device",
+            )
+        ]  # fmt: skip
     if request.count > len(own):
         hint = "set FLASHRT_EMULATED_DEVICES=8 to have emulated devices" if request.kind == "emulated" else ""
         fix = hint if not own and hint else "ask for fewer, or another kind; call gpu_status to see what is here"
