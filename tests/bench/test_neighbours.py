@@ -87,7 +87,7 @@ def test_what_neighbours_do_depends_on_the_kind_of_device() -> None:
 def test_a_run_invalidated_by_a_busy_neighbour(toy: Path) -> None:
     core = min(os.sched_getaffinity(0))
     settings = RunSettings(
-        runs=1, duration_s=1.5, max_batches=100_000, devices=(f"cpu-{core}",), neighbours="refuse", timeout_s=60
+        "realtime", runs=1, duration_s=1.2, period_ms=10, devices=(f"cpu-{core}",), neighbours="refuse", timeout_s=60
     )
     with stranger(core) as process:
         result = run_benchmark(resolve_system("reference.py:serve", toy), "inputs.py:batches", toy, toy, settings)
@@ -147,6 +147,26 @@ answer.append(watched([], [], []))
     assert len(unknown_during["problems"]) == int(pid_namespace_is_first())
     assert len(unknown_during["notes"]) == int(not pid_namespace_is_first())
     assert "whether others used the devices is not known" in lost["problems"][0]
+
+
+def test_measurements_on_one_gpu_wait_for_each_other(driver: Path, tmp_path: Path) -> None:
+    source = f"""{WATCH}
+import threading
+order = []
+first = NeighbourWatch(('cuda:2', 'cuda:1'))
+first.__enter__()
+def measure(devices):
+    with NeighbourWatch(devices):
+        order.append(devices[0])
+waiting = threading.Thread(target=measure, args=(['cuda:1', 'cuda:2'],))
+waiting.start()
+measure(['cuda:3'])
+order.append('first ends')
+first.__exit__(None, None, None)
+waiting.join()
+answer = order
+"""
+    assert ask(driver, source, FAKE_NVML_DIR=str(tmp_path), OTHER="1") == ["cuda:3", "first ends", "cuda:1"]
 
 
 LEAVES = """

@@ -20,6 +20,7 @@ from typing import Any, Literal, get_args
 from flashrt import gpu
 from flashrt.errors import Finding
 from flashrt.gpu.checking import keep_apart, look_over, memory_in_use
+from flashrt.gpu.lease_directory import LeaseDirectory
 
 Rule = Literal["refuse", "record"]
 RULES: tuple[str, ...] = get_args(Rule)
@@ -27,6 +28,8 @@ ALLOWED_SHARE = 0.05
 """Of the cores' time; the operating system's own work stays below."""
 _NAMED = 5
 _ANSWER_S = 15.0
+_WINDOW_S = 900.0
+"""How long a measurement waits for another one on the same GPU to end."""
 _FIRST_NAMESPACE = "pid:[4026531836]"
 
 
@@ -37,6 +40,8 @@ def rule_for(devices: Sequence[str], rule: Rule | None) -> Rule:
 
 class NeighbourWatch:
     """Watches the devices of one restart, from before its system starts until after it has ended.
+
+    On GPUs it first waits for other measurements there to end, and keeps new ones waiting.
 
     Parameters
     ----------
@@ -64,6 +69,7 @@ class NeighbourWatch:
         self._devices = tuple(devices)
         self._process: subprocess.Popen[bytes] | None = None
         self._lost = ""
+        self._windows: list[int] = []
 
     def __enter__(self) -> NeighbourWatch:
         if not self._devices:
@@ -75,6 +81,9 @@ class NeighbourWatch:
         if not gpus and not cores:
             cores = sorted(os.sched_getaffinity(0))
         self._names = {device.uuid: device.run_name for device in known}
+        # In one order for all, so that two measurements never wait for each other.
+        for device in sorted(watched, key=lambda one: one["uuid"]):
+            self._open_window(device["uuid"])
         self._process = subprocess.Popen(
             [sys.executable, "-P", "-m", "flashrt.gpu.sampler"],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, bufsize=0,
@@ -89,6 +98,7 @@ class NeighbourWatch:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if self._process is None:
+            self._close_windows()
             return
         try:
             if error is None:
@@ -99,6 +109,22 @@ class NeighbourWatch:
             for stream in (self._process.stdin, self._process.stdout):
                 if stream is not None:
                     stream.close()
+            self._close_windows()
+
+    def _open_window(self, uuid: str) -> None:
+        directory, deadline = LeaseDirectory(), time.monotonic() + _WINDOW_S
+        while (window := directory.open_window(uuid)) is None:
+            if time.monotonic() > deadline:
+                self.problems.append(
+                    f"another measurement has been on {self._names[uuid]} for {_WINDOW_S:.0f} s: run again when it ends"
+                )
+                return
+            time.sleep(0.05)
+        self._windows.append(window)
+
+    def _close_windows(self) -> None:
+        while self._windows:
+            os.close(self._windows.pop())
 
     def begin(self, mark: str) -> None:
         """Say that the timed part begins, and the mark that all processes of the system carry."""

@@ -2,8 +2,8 @@
 
 Layout: ``mutex`` (held for milliseconds while something changes), ``counter``, ``devices/UUID.lock`` (held by the
 keeper of the lease), ``devices/UUID.used`` (a GPU that was leased and not yet seen to be free again),
-``leases/ID.json`` and ``queue/NUMBER.json`` (each locked by the process it speaks for), ``control/ID`` (a pipe to the
-keeper), ``history.jsonl`` (how leases ended).
+``devices/UUID.window`` (held while a measurement runs there), ``leases/ID.json`` and ``queue/NUMBER.json`` (each locked
+by the process it speaks for), ``control/ID`` (a pipe to the keeper), ``history.jsonl`` (how leases ended).
 
 Whether a record is alive is never read from what it says: its author holds a lock on it, and the kernel lets go of
 that lock when the author dies, however it dies.
@@ -165,6 +165,18 @@ class LeaseDirectory:
                 # A lock on a file that was removed and made anew meanwhile would protect nothing.
                 if os.path.samestat(os.stat(path), os.fstat(descriptor)):
                     return descriptor
+        os.close(descriptor)
+        return None
+
+    def open_window(self, uuid: str) -> int | None:
+        """Take the lock of those who measure on one device, or return None while another has it.
+
+        It is no lease: within a lease, two measurements at once would disturb each other.
+        """
+        path = self.path / "devices" / f"{file_name(uuid)}.window"
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        if _try_lock(descriptor, fcntl.LOCK_EX):
+            return descriptor
         os.close(descriptor)
         return None
 
