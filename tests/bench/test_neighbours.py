@@ -211,7 +211,7 @@ def test_a_gpu_that_a_system_leaves_in_use_is_quarantined(
     (toy / "leaves.py").write_text(LEAVES)
     monkeypatch.setenv("FLASHRT_LEASE_DIR", str(tmp_path / "leases"))
     reasons, apart = ask(
-        driver, RUN, FAKE_NVML_DIR=str(state), TOY=str(toy), SYSTEM=f"leaves.py:{function}", FLASHRT_CHECK_LIMIT_S="6"
+        driver, RUN, FAKE_NVML_DIR=str(state), TOY=str(toy), SYSTEM=f"leaves.py:{function}", FLASHRT_CHECK_LIMIT_S="12"
     )
     assert any("device cuda:2 after system" in reason and "640 bytes" in reason for reason in reasons)
     assert list(apart) == [UUID(2)]

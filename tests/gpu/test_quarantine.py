@@ -12,11 +12,11 @@ import pytest
 from flashrt.gpu.lease_directory import LeaseDirectory
 from tests.gpu.fakes import UUID, ask, build_driver
 
-CUDA_2 = UUID(2)
-LEASE_2 = """
+CUDA_0 = UUID(0)
+LEASE_0 = """
 from flashrt.errors import FlashrtError, InputError, ResourceMissingError
-lease = gpu.acquire(3, 'alice', same_island=True)
-assert CUDA_2 in lease.uuids
+lease = gpu.acquire(1, 'alice')
+assert CUDA_0 in lease.uuids
 def state():
     return {device['run_name']: device['state'] for device in gpu.status()['devices'] if device['kind'] == 'cuda'}
 def write(name, text):
@@ -30,93 +30,90 @@ def driver(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def run(driver: Path, folder: Path, source: str, limit_s: str = "30") -> object:
-    prelude = f"CUDA_2 = {CUDA_2!r}\n{LEASE_2}"
+    prelude = f"CUDA_0 = {CUDA_0!r}\n{LEASE_0}"
     folder.mkdir(exist_ok=True)
     return ask(driver, prelude + source, FAKE_NVML_DIR=str(folder), FLASHRT_CHECK_LIMIT_S=limit_s)
 
 
 def test_a_device_that_is_free_again_is_leased_again(driver: Path, tmp_path: Path) -> None:
     source = """
-write('used-2', '209')  # within the tolerance of its 1000
+write('used-0', '9')  # within the tolerance of its 1000
 gpu.release(lease)
-answer = [gpu.quarantined(), state()['cuda:2']]
+answer = [gpu.quarantined(), state()['cuda:0']]
 """
     assert run(driver, tmp_path / "state", source) == [{}, "free"]
-    assert LeaseDirectory().used_mark(CUDA_2) is None
+    assert LeaseDirectory().used_mark(CUDA_0) is None
 
 
 def test_memory_that_does_not_come_back_is_quarantine_until_restored(driver: Path, tmp_path: Path) -> None:
     source = """
-write('used-2', '640')
-write('processes-2', '4194303')
+write('used-0', '640')
+write('processes-0', '4194303')
 gpu.release(lease)
 status = gpu.status()
-answer = [status['quarantined'], state()['cuda:2']]
-others = gpu.acquire(7, 'bob')
-answer.append(CUDA_2 in others.uuids)
+answer = [status['quarantined'], state()['cuda:0']]
+others = gpu.acquire(3, 'bob', same_island=True)
+answer.append(CUDA_0 in others.uuids)
 gpu.release(others)
 try:
     gpu.acquire(8, 'carol')
 except ResourceMissingError as error:
     answer.append(str(error))
 try:
-    gpu.restore('cuda:2')
+    gpu.restore('cuda:0')
 except InputError as error:
     answer.append(str(error))
-answer.append(gpu.quarantined()[CUDA_2].evidence['used_bytes'])
+answer.append(gpu.quarantined()[CUDA_0].evidence['used_bytes'])
 """
-    records, state, got_it, busy, refusal, used = run(driver, tmp_path / "state", source, "2")  # type: ignore[misc]
-    assert [record["device"] for record in records] == [CUDA_2]
-    assert "640 bytes of its memory are in use, 200 were before" in records[0]["reason"]
+    records, state, got_it, busy, refusal, used = run(driver, tmp_path / "state", source, "12")  # type: ignore[misc]
+    assert [record["device"] for record in records] == [CUDA_0]
+    assert "640 bytes of its memory are in use, 0 were before" in records[0]["reason"]
     assert records[0]["evidence"]["processes"][0]["pid"] == 4194303
     assert records[0]["evidence"]["probe"] == "passed"
     assert records[0]["holder"] == "alice"
-    assert records[0]["restore"] == f"flashrt gpu restore {CUDA_2}"
+    assert records[0]["restore"] == f"flashrt gpu restore {CUDA_0}"
     assert (state, got_it, used) == ("quarantined", False, 640)
-    assert f"flashrt gpu restore {CUDA_2}" in busy
+    assert f"flashrt gpu restore {CUDA_0}" in busy
     assert "process 4194303 (not visible from here)" in refusal
     # It is written down, so a new process finds it; it comes back when its memory has.
     command = [sys.executable, "-P", "-m", "flashrt.mcp_server", "gpu"]
     environment = {**os.environ, "LD_LIBRARY_PATH": str(driver), "FAKE_NVML_DIR": str(tmp_path / "state")}
     shown = subprocess.run([*command, "--once"], env=environment, capture_output=True, text=True, check=True)
     assert "quarantined" in shown.stdout
-    (tmp_path / "state" / "used-2").unlink()
+    (tmp_path / "state" / "used-0").unlink()
     restored = subprocess.run(
-        [*command, "restore", "cuda:2"], env=environment, capture_output=True, text=True, check=False
+        [*command, "restore", "cuda:0"], env=environment, capture_output=True, text=True, check=False
     )
     assert restored.returncode == 0, restored.stderr
     assert "can be leased again" in restored.stdout
-    again = "answer = [gpu.quarantined(), gpu.release(gpu.acquire(8, 'dave')).holder]"
-    assert ask(driver, again, FAKE_NVML_DIR=str(tmp_path / "state")) == [{}, "dave"]
+    again = "answer = [gpu.quarantined(), list(gpu.release(gpu.acquire(4, 'dave', same_island=True)).uuids)]"
+    assert ask(driver, again, FAKE_NVML_DIR=str(tmp_path / "state")) == [{}, [UUID(index) for index in range(4)]]
 
 
 @pytest.mark.parametrize(
-    ("mode", "limit_s", "expected"),
+    ("mode", "expected"),
     [
-        ("crash", "30", "the device probe ended with signal SIGABRT"),
-        ("hang", "3", "the device probe gave no answer within 3 s and was killed"),
-        ("wrong", "30", "1 of 1048576 bytes came back wrong"),
-        ("fail", "30", "cuMemAlloc_v2 failed with status 2"),
+        ("crash", "the device probe ended with signal SIGABRT"),
+        ("wrong", "1 of 1048576 bytes came back wrong"),
+        ("fail", "cuMemAlloc_v2 failed with status 2"),
     ],
 )
-def test_a_probe_that_does_not_pass_is_quarantine(
-    driver: Path, tmp_path: Path, mode: str, limit_s: str, expected: str
-) -> None:
+def test_a_probe_that_does_not_pass_is_quarantine(driver: Path, tmp_path: Path, mode: str, expected: str) -> None:
     source = f"""
-write('cuda-2', {mode!r})
+write('cuda-0', {mode!r})
 gpu.release(lease)
 answer = {{uuid: record.reason for uuid, record in gpu.quarantined().items()}}
 """
-    found = run(driver, tmp_path / "state", source, limit_s)
-    assert list(found) == [CUDA_2]  # type: ignore[call-overload]
-    assert expected in found[CUDA_2]  # type: ignore[index]
+    found = run(driver, tmp_path / "state", source)
+    assert list(found) == [CUDA_0]  # type: ignore[call-overload]
+    assert expected in found[CUDA_0]  # type: ignore[index]
 
 
 def test_a_device_that_fell_off_the_bus_is_quarantine(driver: Path, tmp_path: Path) -> None:
     source = """
-write('lost-2', '')
+write('lost-0', '')
 gpu.release(lease)
-answer = gpu.quarantined()[CUDA_2].reason
+answer = gpu.quarantined()[CUDA_0].reason
 """
     assert "the driver does not answer for it" in str(run(driver, tmp_path / "state", source))
 
@@ -126,26 +123,26 @@ def test_a_killed_keeper_s_device_is_looked_over_before_anybody_gets_it(driver: 
 lease.keeper.kill()
 while lease.keeper.runs():
     pass
-write('used-2', '640')
-others = gpu.acquire(7, 'bob', wait_s=30)
-answer = [CUDA_2 in others.uuids, gpu.quarantined()[CUDA_2].as_dict()]
+write('used-0', '640')
+others = gpu.acquire(4, 'bob', same_island=True, wait_s=30)
+answer = [CUDA_0 in others.uuids, gpu.quarantined()[CUDA_0].as_dict()]
 gpu.release(others)
 """
-    got_it, record = run(driver, tmp_path / "state", source, "2")  # type: ignore[misc]
+    got_it, record = run(driver, tmp_path / "state", source, "12")  # type: ignore[misc]
     assert not got_it
-    assert record["evidence"]["baseline_bytes"] == 200
+    assert record["evidence"]["baseline_bytes"] == 0
     assert (record["holder"], "640 bytes" in record["reason"]) == ("alice", True)
 
 
 def test_a_lease_has_ended_for_its_holder_while_the_device_is_looked_over(driver: Path, tmp_path: Path) -> None:
     source = """
 import threading
-write('cuda-2', 'hang')
+write('cuda-0', 'hang')
 thread = threading.Thread(target=lambda: gpu.release(lease))
 thread.start()
-while state()['cuda:2'] == 'leased':
+while state()['cuda:0'] == 'leased':
     pass
-answer = [state()['cuda:2'], [held.lease for held in gpu.holders()]]
+answer = [state()['cuda:0'], [held.lease for held in gpu.holders()]]
 try:
     gpu.check(lease)
 except InputError as error:
@@ -155,27 +152,28 @@ try:
 except ResourceMissingError as error:
     answer.append(str(error))
 thread.join()
-answer.append(state()['cuda:2'])
+answer += [state()['cuda:0'], gpu.quarantined()[CUDA_0].reason]
 """
-    state, holders, ended, busy, after = run(driver, tmp_path / "state", source, "5")  # type: ignore[misc]
+    state, holders, ended, busy, after, reason = run(driver, tmp_path / "state", source, "8")  # type: ignore[misc]
     assert (state, holders, after) == ("checking", [], "quarantined")
     assert "has ended: released" in ended
     assert "looked over after the lease of alice" in busy
+    assert reason == "the device probe gave no answer within 8 s and was killed"
 
 
 def test_only_a_device_in_quarantine_that_nobody_holds_is_restored(driver: Path, tmp_path: Path) -> None:
     source = """
 from flashrt.gpu.quarantine import Quarantine, put_away
 answer = []
-put_away(Quarantine(CUDA_2, 'cuda', 'its memory did not come back after a run', {'baseline_bytes': 200}))
-for name in ('cuda:2', 'cuda:1', 'GPU-x'):
+put_away(Quarantine(CUDA_0, 'cuda', 'its memory did not come back after a run', {'baseline_bytes': 0}))
+for name in ('cuda:0', 'cuda:1', 'GPU-x'):
     try:
         gpu.restore(name)
     except InputError as error:
         answer.append(str(error))
 gpu.release(lease)
-answer.append(gpu.quarantined()[CUDA_2].reason)
-answer.append(gpu.restore('cuda:2').reason)
+answer.append(gpu.quarantined()[CUDA_0].reason)
+answer.append(gpu.restore('cuda:0').reason)
 answer.append(list(gpu.quarantined()))
 """
     held, not_apart, unknown, reason, restored, left = run(driver, tmp_path / "state", source)  # type: ignore[misc]
@@ -187,7 +185,7 @@ answer.append(list(gpu.quarantined()))
 
 def test_a_damaged_record_keeps_its_device_apart(driver: Path, tmp_path: Path, lease_directory: Path) -> None:
     (lease_directory / "quarantine").mkdir(parents=True)
-    (lease_directory / "quarantine" / f"{CUDA_2}.json").write_text("{")
+    (lease_directory / "quarantine" / f"{CUDA_0}.json").write_text("{")
     found = ask(driver, "answer = [record['reason'] for record in gpu.status()['quarantined']]")
     assert "not readable" in found[0]
-    assert ask(driver, f"answer = [gpu.restore({CUDA_2!r}).reason, list(gpu.quarantined())]") == ["", []]
+    assert ask(driver, f"answer = [gpu.restore({CUDA_0!r}).reason, list(gpu.quarantined())]") == ["", []]

@@ -27,7 +27,8 @@ from flashrt.gpu.quarantine import RESTORE, Quarantine, lift, put_away, quaranti
 PROBED: tuple[Kind, ...] = ("cuda", "rocm")
 CHECK_LIMIT = "FLASHRT_CHECK_LIMIT_S"
 _DEFAULT_LIMIT_S = 30.0
-_SETTLE_S = 5.0
+_SETTLE_SHARE = 1 / 6
+"""Of that time, what memory has to come back."""
 _TOLERANCE_BYTES = 256 << 20
 _KILLED_S = 2.0
 
@@ -84,7 +85,7 @@ def look_over(devices: Sequence[Device], baselines: Mapping[str, int | None], *,
         baseline = baselines.get(device.uuid)
         allowed = None if baseline is None else baseline + _tolerance_bytes(device)
         order = {
-            "uuid": device.uuid, "kind": device.kind, "limit_bytes": allowed, "settle_s": min(_SETTLE_S, limit / 2),
+            "uuid": device.uuid, "kind": device.kind, "limit_bytes": allowed, "settle_s": limit * _SETTLE_SHARE,
             "probe": probe, "parent": os.getpid(),
         }  # fmt: skip
         started.append((device, baseline, allowed, order, _start(device)))
