@@ -35,6 +35,8 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 	$(PIP) '$(TORCH)' || { echo "No such torch here. On a GPU host: make TORCH=torch==2.13.0 (CUDA libraries come with it)."; \
 	  echo "Elsewhere point pip at PyTorch's own index of CPU builds, for example with PIP_EXTRA_INDEX_URL."; exit 1; }
 	$(PIP) --constraint constraints.txt --editable '.[apps,dev]'
+	@# AMD's binding apart: Ray imports it wherever it is installed, and fails where AMD's library is not.
+	$(PIP) --no-deps --upgrade --target $(VENV)/bindings amdsmi==7.0.2
 	@touch $@
 
 demo: setup

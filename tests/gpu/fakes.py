@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 import re
@@ -12,6 +11,8 @@ from pathlib import Path
 from typing import Any
 
 FOLDER = Path(__file__).parent
+BINDINGS = Path(sys.prefix) / "bindings"
+"""Where `make` puts AMD's binding: apart from the environment, for the tests of AMD hosts alone (``PYTHONPATH``)."""
 UUID = "GPU-00000000-0000-0000-0000-{:012d}".format
 INSTANCE = "MIG-00000000-0000-0000-0000-{:012d}".format
 
@@ -30,11 +31,8 @@ def build_driver(folder: Path, *flags: str) -> Path:
 
 
 def build_amd_driver(folder: Path, *, without: str = "") -> Path:
-    """Build AMD's management library with every function that the installed binding looks up, but for one."""
-    found = importlib.util.find_spec("amdsmi")
-    assert found is not None
-    assert found.origin is not None, "amdsmi comes with the extra 'test'"
-    wrapper = Path(found.origin).with_name("amdsmi_wrapper.py").read_text()
+    """Build AMD's management library with every function that its binding looks up, but for one."""
+    wrapper = (BINDINGS / "amdsmi" / "amdsmi_wrapper.py").read_text()
     wanted = set(re.findall(r"_libraries\['libamd_smi\.so'\]\.(\w+)", wrapper))
     source = (FOLDER / "fake_amd_smi.c").read_text()
     own = set(re.findall(r"^int (amdsmi_\w+)\(", source, re.MULTILINE))

@@ -13,7 +13,7 @@ import pytest
 from flashrt import gpu
 from flashrt.errors import InputError
 from flashrt.gpu.devices import island_numbers
-from tests.gpu.fakes import INSTANCE, UUID, ask, build_amd_driver, build_driver
+from tests.gpu.fakes import BINDINGS, INSTANCE, UUID, ask, build_amd_driver, build_driver
 
 EMULATED: tuple[gpu.Kind, ...] = ("emulated",)
 
@@ -138,7 +138,7 @@ lease = gpu.acquire(2, 'alice', kind='rocm', same_island=True, min_free_bytes=1)
 answer = [gpu.status(), lease.environment]
 gpu.release(lease)
 """
-    status, environment = ask(driver, source, FAKE_AMD_PID="4194400")
+    status, environment = ask(driver, source, FAKE_AMD_PID="4194400", PYTHONPATH=str(BINDINGS))
     devices = [device for device in status["devices"] if device["kind"] == "rocm"]
     # In the order of the runtime, which masks count by, and not in that of the management library.
     assert [device["index"] for device in devices] == [0, 1, 2, 3]
@@ -159,7 +159,7 @@ gpu.release(lease)
 def test_amd_library_that_is_absent_or_lacks_a_function_is_a_note(tmp_path: Path) -> None:
     for folder in (build_amd_driver(tmp_path / "old", without="amdsmi_get_gpu_driver_info"), tmp_path):
         # What the binding prints must not reach standard output, where a protocol may be spoken.
-        found = ask(folder, "answer = [gpu.inventory().as_dict() for _ in range(2)]")
+        found = ask(folder, "answer = [gpu.inventory().as_dict() for _ in range(2)]", PYTHONPATH=str(BINDINGS))
         assert found[0]["notes"] == found[1]["notes"]
         assert any("amdsmi does not load" in note for note in found[0]["notes"])
         assert {device["kind"] for device in found[0]["devices"]} == {"cpu", "emulated"}

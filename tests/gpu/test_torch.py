@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
-from tests.gpu.fakes import INSTANCE, UUID, ask, build_amd_driver, build_driver
+from tests.gpu.fakes import BINDINGS, INSTANCE, UUID, ask, build_amd_driver, build_driver
 
 SEEN = """
 import torch.cuda
@@ -57,4 +56,4 @@ answer = [seen(lease.environment), torch.cuda._device_count_amdsmi(), len(torch.
 gpu.release(lease)
 """
     # Inside the ROCR mask the runtime numbers what is left from 0.
-    assert ask(driver, source, HOME=os.environ.get("HOME", "/")) == [[0, 1], 2, 4]
+    assert ask(driver, source, PYTHONPATH=str(BINDINGS)) == [[0, 1], 2, 4]

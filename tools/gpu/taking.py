@@ -76,7 +76,9 @@ class Busy:
     def as_dict(self) -> dict[str, Any]:
         """Return the answer to the acquirer."""
         holders = [str(lease) for lease in self.leases] + [str(ticket) for ticket in self.ahead]
-        holders += [f"{uuid} is locked by a process that left no readable record" for uuid in self.unexplained]
+        holders += [
+            f"{uuid} is locked, but not leased: it is looked over, or its keeper just ends" for uuid in self.unexplained
+        ]
         return {
             "holders": holders, "apart": list(self.apart), "num_free": self.num_free, "num_ahead": len(self.ahead),
             "estimate_s": self.estimate_s, "retry_after_s": self.retry_after_s,
@@ -125,7 +127,7 @@ def attempt(directory: LeaseDirectory, order: Order, number: int | None) -> Hold
     with directory.exclusive():
         leases = directory.live_leases(inside=True)
         leased = {uuid for lease in leases for uuid in lease.uuids}
-        apart = set(quarantined())
+        apart = {device.uuid for device in order.devices} & set(quarantined())
         order = replace(order, devices=tuple(device for device in order.devices if device.uuid not in apart))
         ahead = _blocking(directory, order, number, leased)
         if ahead:
