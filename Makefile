@@ -3,7 +3,7 @@
 # make test    all tests, on two processes (WORKERS=1: on one)
 # make check   ruff, formatting, strict types
 # make bench   benchmarks: ratios against a peer or a floor measured in the same run
-# make soak    the long reliability runs: 100 kills, 200 random programs, every cheat ten times
+# make soak    the long reliability runs: 100 kills, 200 random programs, every cheat ten times, a minute of leases
 # make setup   only the environment (.venv); make clean removes it and what was made
 #
 # On a GPU host choose the torch build yourself:  make demo TORCH=torch==2.13.0
@@ -35,6 +35,8 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 	$(PIP) '$(TORCH)' || { echo "No such torch here. On a GPU host: make TORCH=torch==2.13.0 (CUDA libraries come with it)."; \
 	  echo "Elsewhere point pip at PyTorch's own index of CPU builds, for example with PIP_EXTRA_INDEX_URL."; exit 1; }
 	$(PIP) --constraint constraints.txt --editable '.[apps,dev]'
+	@# AMD's binding apart: Ray imports it wherever it is installed, and fails where AMD's library is not.
+	$(PIP) --no-deps --upgrade --target $(VENV)/bindings amdsmi==7.0.2
 	@touch $@
 
 demo: setup
@@ -59,7 +61,7 @@ bench: setup
 	$(BIN)/python benchmarks/harness.py --compare --quick
 
 soak: setup
-	$(BIN)/python scripts/soak.py --kills 100 --programs 200 --cheats 10
+	$(BIN)/python scripts/soak.py --kills 100 --programs 200 --cheats 10 --leases 60
 
 clean:
 	rm -rf $(VENV) build dist demo demo.json *.egg-info

@@ -8,7 +8,7 @@ import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from flashrt import __version__
 from flashrt.errors import FlashrtError
@@ -65,8 +65,22 @@ def build_parser() -> argparse.ArgumentParser:
     _add_workspace(deploy)
 
     _add_workspace(add_plan(commands))
+    _add_gpu(commands)
     commands.add_parser("doctor", help="say what works on this machine and what to install")
     return parser
+
+
+def _add_gpu(commands: Any) -> None:
+    parser = commands.add_parser(
+        "gpu", help="who holds which device; restore DEVICE looks a quarantined one over and lets it be leased again"
+    )
+    parser.add_argument("action", nargs="?", choices=["restore"], help="without: the table, refreshed until Ctrl-C")
+    parser.add_argument("device", nargs="?", help="restore: its UUID, or a name such as cuda:2")
+    parser.add_argument("--once", action="store_true", help="print the table once")
+    parser.add_argument("--json", action="store_true", help="print what gpu_status answers, once")
+    parser.add_argument(
+        "--accept-memory", action="store_true", help="restore: take the memory that is in use now for its baseline"
+    )
 
 
 def _add_workspace(parser: argparse.ArgumentParser) -> None:
@@ -79,6 +93,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = parser.parse_args(argv)
     if options.command == "call" and options.tool is None and not options.list:
         parser.error("call: name a TOOL; flashrt call --list prints them")
+    if options.command == "gpu" and (options.action is None) != (options.device is None):
+        parser.error("gpu restore: name a DEVICE; flashrt gpu --once shows which are quarantined")
     # A folder that happens to hold a `tools/` or `flashrt.py` must not be importable from by accident.
     sys.path[:] = [entry for entry in sys.path if entry not in {"", os.getcwd()} or entry in _site_paths()]
     try:
@@ -103,6 +119,10 @@ def main(argv: Sequence[str] | None = None) -> int:
             from flashrt.mcp_server.plan_command import run_plan
 
             return run_plan(options)
+        if options.command == "gpu":
+            from flashrt.mcp_server.gpu_command import run_gpu
+
+            return run_gpu(options)
         if options.command == "doctor":
             from flashrt.mcp_server.doctor import run_doctor
 

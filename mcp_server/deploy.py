@@ -21,7 +21,6 @@ from flashrt.bench import read_inputs, resolve_system
 from flashrt.bench.systems import check_system_times
 from flashrt.clock import monotonic_ns
 from flashrt.errors import FlashrtError, InputError, input_error
-from flashrt.gpu.devices import device_name
 from flashrt.ir import build, read_document
 from flashrt.mcp_server.devices import device_names
 from flashrt.mcp_server.workspace import Workspace
@@ -137,7 +136,7 @@ def _leased(options: DeployOptions, name: str, deployment: Deployment, lost: lis
 
     threading.Thread(target=renew, daemon=True).start()
     try:
-        yield [device_name(device.kind, device.index) for device in gpu.lease_devices(lease.lease)], on_loss
+        yield [device.run_name for device in gpu.lease_devices(lease.lease)], on_loss
     finally:
         ended.set()
         if not lost:

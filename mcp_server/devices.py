@@ -8,7 +8,7 @@ from typing import Any
 
 from flashrt.errors import Finding, InputError, input_error, listed
 from flashrt.gpu import Device, Kind
-from flashrt.gpu.devices import device_name
+from flashrt.gpu.exports import is_instance
 
 PREFIXES = ("cpu-", "cuda:", "rocm:", "emulated-")
 
@@ -26,7 +26,7 @@ def device_names(given: str | Sequence[str] | None) -> tuple[str, ...]:
     if isinstance(given, str) and given.startswith("lease"):
         from flashrt import gpu
 
-        return tuple(device_name(device.kind, device.index) for device in gpu.lease_devices(given))
+        return _not_apart([(device.run_name, device.uuid) for device in gpu.lease_devices(given)])
     names = [given] if isinstance(given, str) else list(given)
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:
@@ -44,7 +44,7 @@ def device_names(given: str | Sequence[str] | None) -> tuple[str, ...]:
     if real:
         from flashrt import gpu
 
-        known = [device_name(device.kind, device.index) for device in gpu.inventory().devices]
+        known = {device.run_name: device.uuid for device in gpu.inventory().devices}
         absent = [name for name in real if name not in known]
         if absent:
             raise input_error(
@@ -52,14 +52,33 @@ def device_names(given: str | Sequence[str] | None) -> tuple[str, ...]:
                 "call gpu_status for what there is, or gpu_acquire for a lease", rule="absent-device", valid=known,
                 name=absent[0],
             )  # fmt: skip
+        _not_apart([(name, known[name]) for name in real])
     return tuple(names)
+
+
+def _not_apart(named: Sequence[tuple[str, str]]) -> tuple[str, ...]:
+    """Return the names, refusing devices that are in quarantine."""
+    from flashrt import gpu
+
+    apart = gpu.quarantined()
+    findings = [
+        Finding(
+            f"argument 'devices', '{name}'", "a device that is not quarantined", apart[uuid].reason,
+            f"lease others with gpu_acquire; when it is free: flashrt gpu restore {name}", rule="device-quarantined",
+        )
+        for name, uuid in named
+        if uuid in apart
+    ]  # fmt: skip
+    if findings:
+        raise InputError(findings)
+    return tuple(name for name, _ in named)
 
 
 def _is_device(name: object) -> bool:
     if not isinstance(name, str):
         return False
     prefix = next((prefix for prefix in PREFIXES if name.startswith(prefix)), None)
-    return prefix is not None and name.removeprefix(prefix).isdigit()
+    return prefix is not None and (name.removeprefix(prefix).isdigit() or is_instance(name))
 
 
 @dataclass(frozen=True)
@@ -98,7 +117,7 @@ def devices_to_plan(given: int | str | Sequence[str]) -> DevicesToPlan:
     elif names and all(name.startswith("emulated-") for name in names):
         return DevicesToPlan(len(names), "emulated")
     else:
-        known = {device_name(device.kind, device.index): device for device in gpu.inventory().devices}
+        known = {device.run_name: device for device in gpu.inventory().devices}
         devices = tuple(known[name] for name in names if name in known)
         kinds = sorted({name.partition("-")[0].partition(":")[0] for name in names})
         if len(kinds) > 1:
@@ -160,7 +179,7 @@ def default_devices(deployment: Mapping[str, Any], where: str) -> tuple[str, ...
         return ()
     from flashrt import gpu
 
-    known = [device_name(d.kind, d.index) for d in gpu.inventory().devices if d.kind == kind]
+    known = [device.run_name for device in gpu.inventory().devices if device.kind == kind]
     needed = max(numbers, default=-1) + 1
     if needed > len(known):
         raise input_error(

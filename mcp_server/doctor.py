@@ -37,6 +37,8 @@ def run_doctor() -> int:
         memory = f"{device.memory_total_bytes / 2**30:.1f} GiB" if device.memory_total_bytes else ""
         devices.add_row(device.uuid, device.kind, device.name, memory)
     console.print(devices)
+    for record in gpu.quarantined().values():
+        console.print(f"- {record}; when it is free: flashrt gpu restore {record.device}")
     for note in inventory.notes:
         console.print(f"- {note}")
     console.print(_host())

@@ -75,10 +75,23 @@ TABLE: tuple[Tool, ...] = (
         "beyond the noise between one system and itself. Job.",
         job=True,
     ),
-    Tool("gpu_status", "Devices, topology, leases with their holders, foreign processes.", True),
-    Tool("gpu_acquire", "Lease devices, all or none; says who holds what and when to retry when they are busy."),
+    Tool(
+        "gpu_status",
+        "Devices with their state, topology, leases with their holders, the queue, quarantined devices with the "
+        "evidence, foreign processes.",
+        True,
+    ),
+    Tool(
+        "gpu_acquire",
+        "Lease devices, all or none, and the environment to export. When they are busy: who holds what, and when they "
+        "are free at the latest; wait_s queues, first come first served.",
+    ),
     Tool("gpu_renew", "Let a lease last ttl_s from now on."),
-    Tool("gpu_release", "Give a lease back, so that others can have its devices.", destructive=True),
+    Tool(
+        "gpu_release",
+        "Give a lease back, so that others can have its devices; a GPU that is not free again is quarantined.",
+        destructive=True,
+    ),
     Tool(
         "variant_add",
         "Queue a variant: a hypothesis with the transformation, the bottleneck it attacks and why it is legal. Makes "

@@ -43,6 +43,10 @@ TraceArgument = Annotated[
 SpeedupArgument = Annotated[float | None, Field(gt=0, description="trace: how many times faster; default 1")]
 SeedArgument = Annotated[int | None, Field(ge=0, description="poisson, burst: repeat these arrivals; default: new")]
 ScenarioArgument = Literal["single_stream", "realtime", "poisson", "burst", "trace", "max_rate"]
+NeighboursArgument = Annotated[
+    Literal["refuse", "record"] | None,
+    Field(description="Others on the devices make it invalid, or are noted; default: refuse on GPUs, record on cores"),
+]
 ConfigArgument = Annotated[dict[str, Any] | None, Field(description="The application's own options")]
 
 
@@ -173,6 +177,7 @@ class Tools:
         max_batches: Annotated[int, Field(ge=1, le=100_000, description="Batches of a turn, at most")] = 256,
         config: ConfigArgument = None,
         timeout_s: TimeoutArgument = None,
+        neighbours: NeighboursArgument = None,
     ) -> dict[str, Any]:
         """Compare finished runs; refuse wrong arguments before two systems take turns."""
         from flashrt.bench.compare import compare_runs
@@ -189,7 +194,7 @@ class Tools:
         given = {
             "scenario": scenario, "duration_s": duration_s, "period_ms": period_ms, "warmup": warmup,
             "rate_hz": rate_hz, "burst_size": burst_size, "trace": trace, "speedup": speedup, "seed": seed,
-            "max_batches": max_batches,
+            "max_batches": max_batches, "neighbours": neighbours,
         }  # fmt: skip
         findings = self._check_load(given, lambda settings: check_pair(systems, settings, pairs))
         if inputs is None:
@@ -225,13 +230,16 @@ class Tools:
             Literal["cuda", "rocm", "cpu", "emulated"] | None, Field(description="Default: the best there is")
         ] = None,
         purpose: Annotated[str, Field(max_length=MAX_NAME)] = "",
+        wait_s: Annotated[
+            float, Field(ge=0, le=25, description="Wait in the queue for so long when they are busy")
+        ] = 0,
     ) -> dict[str, Any]:
         """Lease devices."""
         from flashrt import gpu
 
         lease = gpu.acquire(
             count, holder, kind=kind, ttl_s=ttl_s, min_free_bytes=min_free_bytes, same_island=same_island,
-            purpose=purpose,
+            purpose=purpose, wait_s=wait_s,
         )  # fmt: skip
         return lease.as_dict()
 
@@ -252,7 +260,12 @@ class Tools:
         from flashrt import gpu
 
         released = gpu.release(lease)
-        return {"released": released.lease, "devices": list(released.uuids)}
+        apart = gpu.quarantined()
+        return {
+            "released": released.lease,
+            "devices": list(released.uuids),
+            "quarantined": [apart[uuid].as_dict() for uuid in released.uuids if uuid in apart],
+        }
 
     def variant_add(
         self,
@@ -470,13 +483,14 @@ class Tools:
         max_batches: Annotated[int, Field(ge=1, le=100_000, description="Batches of a run, at most")] = 256,
         config: ConfigArgument = None,
         timeout_s: TimeoutArgument = None,
+        neighbours: NeighboursArgument = None,
     ) -> dict[str, Any]:
         """Refuse wrong arguments before a job is started."""
         given = {
             "scenario": scenario, "duration_s": duration_s, "runs": runs, "period_ms": period_ms, "warmup": warmup,
             "elements_per_batch": elements_per_batch, "rate_hz": rate_hz, "burst_size": burst_size, "trace": trace,
             "speedup": speedup, "seed": seed, "max_batches": max_batches, "d0_ms": d0_ms,
-            "media_rate": media_rate,
+            "media_rate": media_rate, "neighbours": neighbours,
         }  # fmt: skip
         findings = self._check_load(given)
         findings += _findings_of(

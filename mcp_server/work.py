@@ -112,7 +112,7 @@ def keep_equivalence(workspace: Workspace, verdict: dict[str, Any], folder: Path
 
 LOAD = (
     "scenario", "duration_s", "runs", "warmup", "period_ms", "rate_hz", "burst_size", "trace", "speedup", "seed",
-    "config", "max_batches", "d0_ms", "media_rate",
+    "config", "max_batches", "d0_ms", "media_rate", "neighbours",
 )  # fmt: skip
 
 
@@ -172,7 +172,7 @@ def bench_compare(root: Path, arguments: Mapping[str, Any], progress: Progress, 
         systems, arguments["inputs"], root, folder, run_settings(arguments, systems), pairs=int(arguments["pairs"]),
         elements=[known_elements(workspace, system) for system in systems], progress=progress,
     )  # fmt: skip
-    result["notes"] = lease_notes(arguments)
+    result["notes"] = [*result["notes"], *lease_notes(arguments)]
     return _keep(workspace, "comparison", new_id("cmp"), result, folder)
 
 

@@ -1,4 +1,4 @@
-"""The long reliability runs: ``python scripts/soak.py --kills 100 --programs 200 --cheats 10`` (``make soak``)."""
+"""The long reliability runs: ``soak.py --kills 100 --programs 200 --cheats 10 --leases 60`` (``make soak``)."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
+from tests.gpu.contention import contend  # noqa: E402 - the tests are no installed package
 from tests.runtime.kills import kill_one  # noqa: E402 - the tests are no installed package
 
 
@@ -35,15 +36,28 @@ def kill_many(count: int, seed: int) -> int:
     return failed
 
 
+def contend_for_leases(seconds: float, seed: int) -> int:
+    """Let 50 processes contend for random gangs while they and keepers are killed; return how much was wrong."""
+    with tempfile.TemporaryDirectory(prefix="flashrt-soak-") as folder:
+        outcome = contend(Path(folder), num_workers=50, seconds=seconds, kill_every_s=0.3, seed=seed)
+    for problem in outcome.problems:
+        print(problem)
+    print(outcome)
+    return len(outcome.problems)
+
+
 def main() -> int:
     """Run what is asked for; return the exit status."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--kills", type=int, default=100)
     parser.add_argument("--programs", type=int, default=0, help="random programs under random deployments")
     parser.add_argument("--cheats", type=int, default=0, help="how often each cheat and twin runs, on two applications")
+    parser.add_argument("--leases", type=float, default=0, metavar="SECONDS", help="50 processes contend for gangs")
     parser.add_argument("--seed", type=int, default=0)
     arguments = parser.parse_args()
     failed = kill_many(arguments.kills, arguments.seed) if arguments.kills else 0
+    if arguments.leases:
+        failed += contend_for_leases(arguments.leases, arguments.seed)
     if arguments.programs:
         command = [sys.executable, "-m", "pytest", "-q", "tests/runtime/test_random_programs.py"]
         environment = {**os.environ, "FLASHRT_RANDOM_PROGRAMS": str(arguments.programs)}

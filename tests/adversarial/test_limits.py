@@ -83,7 +83,7 @@ def test_what_takes_too_much_is_ended_and_named(tmp_path: Path, name: str, limit
         with pytest.raises(InputError, match=words) as caught:
             run_all(process, [{"x": [1]}], 60)
         assert caught.value.findings[0].rule == "limit"
-        mark = process._mark
+        mark = process.mark
     alive = [number for number in map(int, filter(str.isdigit, os.listdir("/proc"))) if carries(number, mark)]
     assert not alive
 

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
-from flashrt.gpu.processes import ProcessIdentity, command_line, environment_value
+from flashrt.gpu.processes import ProcessIdentity
+from tests.gpu.contention import keepers_of
 
 
 def poll_until(condition: Callable[[], object], deadline_s: float = 20.0) -> None:
@@ -23,17 +23,6 @@ def poll_until(condition: Callable[[], object], deadline_s: float = 20.0) -> Non
 @pytest.fixture
 def wait_until() -> Callable[..., None]:
     return poll_until
-
-
-def keepers_of(directory: Path) -> list[ProcessIdentity]:
-    """Return the running keepers that were started with this lease directory."""
-    found = []
-    for entry in os.listdir("/proc"):
-        if entry.isdecimal() and "flashrt.gpu.keeper" in command_line(int(entry)):
-            identity = ProcessIdentity.of(int(entry))
-            if identity and environment_value(int(entry), "FLASHRT_LEASE_DIR") == str(directory):
-                found.append(identity)
-    return found
 
 
 @pytest.fixture(autouse=True)

@@ -7,45 +7,20 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from flashrt import gpu
 from flashrt.errors import InputError
 from flashrt.gpu.devices import island_numbers
+from tests.gpu.fakes import BINDINGS, INSTANCE, UUID, ask, build_amd_driver, build_driver
 
-SOURCE = Path(__file__).with_name("fake_nvml.c")
 EMULATED: tuple[gpu.Kind, ...] = ("emulated",)
-UUID = "GPU-00000000-0000-0000-0000-{:012d}".format
-
-
-def build_driver(folder: Path, *flags: str) -> Path:
-    folder.mkdir()
-    library = folder / "libnvidia-ml.so.1"
-    command = ["gcc", "-shared", "-fPIC", "-Wall", "-Werror", *flags, "-o", str(library), str(SOURCE)]
-    subprocess.run(command, check=True)
-    return folder
 
 
 @pytest.fixture(scope="module")
 def driver(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return build_driver(tmp_path_factory.mktemp("driver") / "lib")
-
-
-def ask(driver: Path, source: str, **environment: str) -> Any:
-    """Run `source`, which sets `answer`, in a process that sees the driver; return the answer."""
-    script = f"import json, os\nfrom flashrt import gpu\n{source}\nprint(json.dumps(answer))"
-    completed = subprocess.run(
-        [sys.executable, "-P", "-c", script],
-        env={**os.environ, "LD_LIBRARY_PATH": str(driver), **environment},
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=60,
-    )
-    assert completed.returncode == 0, completed.stderr
-    return json.loads(completed.stdout)
 
 
 def test_eight_devices_in_two_islands(driver: Path) -> None:
@@ -139,14 +114,14 @@ import threading
 refused = []
 def wait():
     try:
-        gpu.acquire(2, 'greedy', min_free_bytes=1000, wait_s=2)  # only device 0 has that much free
+        gpu.acquire(2, 'greedy', min_free_bytes=1000, wait_s=5)  # only device 0 has that much free
     except Exception as error:
         refused.append(str(error))
 thread = threading.Thread(target=wait)
 thread.start()
 while not gpu.status()['waiting'] and not refused:
     pass
-answer = [gpu.acquire(8, 'modest', holder_pid=os.getpid()).as_dict()['holder']]
+answer = [gpu.acquire(1, 'modest', holder_pid=os.getpid()).as_dict()['holder']]
 gpu.release(gpu.holders()[0])
 thread.join()
 answer += refused
@@ -156,39 +131,81 @@ answer += refused
     assert "see foreign_processes in gpu_status" in refusal
 
 
-AMDSMI = """
-class AmdSmiException(Exception): pass
-def amdsmi_init(): pass
-def amdsmi_shut_down(): pass
-def amdsmi_get_processor_handles(): return [0, 1, 2]
-def amdsmi_get_gpu_device_uuid(handle): return f"00ff{handle}"
-def amdsmi_get_gpu_asic_info(handle): return {"market_name": "Fake MI300X"}
-def amdsmi_get_gpu_vram_usage(handle):
-    if handle == 2:
-        raise AmdSmiException("not supported")
-    return {"vram_total": 100, "vram_used": 30}
-def amdsmi_get_gpu_activity(handle): return {"gfx_activity": "N/A"}
-def amdsmi_topo_get_link_type(first, second): return {"hops": 1, "type": 2 if first + second == 1 else 1}
-def amdsmi_get_gpu_process_list(handle): return [{"pid": 4194400, "mem": 5}] if handle == 1 else []
-"""
-
-
-def test_amd_devices_through_a_library_that_lacks_functions(tmp_path: Path) -> None:
-    (tmp_path / "amdsmi.py").write_text(AMDSMI)
+def test_amd_devices_through_their_own_binding(tmp_path: Path) -> None:
+    driver = build_amd_driver(tmp_path / "amd")
     source = """
-lease = gpu.acquire(2, 'alice', kind='rocm', same_island=True)
+lease = gpu.acquire(2, 'alice', kind='rocm', same_island=True, min_free_bytes=1)
 answer = [gpu.status(), lease.environment]
 gpu.release(lease)
 """
-    status, environment = ask(tmp_path, source, PYTHONPATH=str(tmp_path))
+    status, environment = ask(driver, source, FAKE_AMD_PID="4194400", PYTHONPATH=str(BINDINGS))
     devices = [device for device in status["devices"] if device["kind"] == "rocm"]
-    assert [device["island"] for device in devices] == ["xgmi-0", "xgmi-0", "xgmi-1"]
-    assert devices[0]["memory_free_bytes"] == 70 * 1024**2
-    assert devices[2]["memory_total_bytes"] is None
-    assert any("pci_bus_id is not readable" in note for note in devices[0]["notes"])
+    # In the order of the runtime, which masks count by, and not in that of the management library.
+    assert [device["index"] for device in devices] == [0, 1, 2, 3]
+    assert [device["uuid"][:2] for device in devices] == ["03", "02", "01", "00"]
+    assert [device["island"] for device in devices] == ["xgmi-0", "xgmi-0", "xgmi-1", "xgmi-1"]
+    assert [device["temperature_c"] for device in devices] == [43, 42, 41, 40]
+    assert devices[1]["memory_free_bytes"] == 800 * 1024**2
+    assert devices[0]["memory_total_bytes"] is None
+    assert any("memory is not readable" in note for note in devices[0]["notes"])
+    assert any("utilization_percent is not readable" in note for note in devices[0]["notes"])
     assert "not visible from here" in status["foreign_processes"][0]["reason"]
-    assert environment["ROCR_VISIBLE_DEVICES"] == "0,1"
+    assert status["foreign_processes"][0]["device"] == devices[2]["uuid"]
+    # The island of device 0 has only one whose memory is known: both come from the other one.
+    assert environment["ROCR_VISIBLE_DEVICES"] == "2,3"
     assert not {"HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES"} & set(environment)
+
+
+def test_amd_library_that_is_absent_or_lacks_a_function_is_a_note(tmp_path: Path) -> None:
+    for folder in (build_amd_driver(tmp_path / "old", without="amdsmi_get_gpu_driver_info"), tmp_path):
+        # What the binding prints must not reach standard output, where a protocol may be spoken.
+        found = ask(folder, "answer = [gpu.inventory().as_dict() for _ in range(2)]", PYTHONPATH=str(BINDINGS))
+        assert found[0]["notes"] == found[1]["notes"]
+        assert any("amdsmi does not load" in note for note in found[0]["notes"])
+        assert {device["kind"] for device in found[0]["devices"]} == {"cpu", "emulated"}
+
+
+@pytest.fixture(scope="module")
+def mig(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return build_driver(tmp_path_factory.mktemp("mig") / "lib", "-DWITH_MIG")
+
+
+def test_instances_of_mig_are_devices_and_their_gpu_is_none(mig: Path) -> None:
+    found = ask(mig, "answer = gpu.inventory(kinds=('cuda',)).as_dict()")
+    assert [device["uuid"] for device in found["devices"]] == [
+        *(UUID(index) for index in range(6)),
+        *map(INSTANCE, (8, 9)),
+    ]
+    instances = found["devices"][6:]
+    assert {device["parent"] for device in instances} == {UUID(6)}
+    assert [device["memory_total_bytes"] for device in instances] == [500, 500]
+    assert {device["name"] for device in instances} == {"Fake H200 MIG 3g.71gb"}
+    assert any(f"{UUID(7)} has MIG enabled and no instance" in note for note in found["notes"])
+    # Between instances there is no fast link.
+    assert [island["devices"] for island in found["islands"]][-2:] == [[INSTANCE(8)], [INSTANCE(9)]]
+
+
+def test_a_lease_of_instances_exports_their_uuids_and_says_how_to_use_them(mig: Path) -> None:
+    source = """
+from flashrt.errors import InputError
+from flashrt.gpu.exports import mask_devices
+whole = gpu.acquire(6, 'alice')
+parts = gpu.acquire(2, 'bob')
+try:
+    mask_devices([device.run_name for device in parts.devices])
+except InputError as error:
+    refusal = str(error)
+one = mask_devices([parts.devices[1].run_name])
+answer = [whole.as_dict(), parts.as_dict(), refusal, one]
+gpu.release(whole), gpu.release(parts)
+"""
+    whole, parts, refusal, one = ask(mig, source)
+    assert whole["environment"]["CUDA_VISIBLE_DEVICES"] == "0,1,2,3,4,5"
+    assert parts["environment"]["CUDA_VISIBLE_DEVICES"] == f"{INSTANCE(8)},{INSTANCE(9)}"
+    assert parts["names"] == [f"cuda:{INSTANCE(8)}", f"cuda:{INSTANCE(9)}"]
+    assert "start a process an instance" in parts["notes"][0]
+    assert "one MIG instance" in refusal
+    assert one == [{"CUDA_DEVICE_ORDER": "PCI_BUS_ID", "CUDA_VISIBLE_DEVICES": INSTANCE(9)}, ["cuda:0"]]
 
 
 def test_without_a_driver_it_says_so_and_offers_cpu_cores(tmp_path: Path) -> None:
@@ -231,7 +248,7 @@ def test_emulated_devices_by_environment_and_argument(monkeypatch: pytest.Monkey
 
 def test_status_is_json_and_names_every_part() -> None:
     status = gpu.status()
-    assert set(status) == {"devices", "topology", "leases", "waiting", "foreign_processes", "notes"}
+    assert set(status) == {"devices", "topology", "leases", "waiting", "quarantined", "foreign_processes", "notes"}
     json.dumps(status)
 
 

@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -18,7 +19,8 @@ import pytest
 from flashrt import gpu
 from flashrt.errors import InputError, ResourceMissingError
 from flashrt.gpu.lease_directory import LeaseDirectory
-from flashrt.gpu.processes import ProcessIdentity
+from flashrt.gpu.processes import ProcessIdentity, boottime_ns
+from tests.gpu.contention import contend
 
 WaitUntil = Callable[..., None]
 Keepers = Callable[[], list[ProcessIdentity]]
@@ -320,46 +322,87 @@ def test_all_wrong_arguments_are_named_at_once() -> None:
     assert len(caught.value.findings) == 3
 
 
-WORKER = """
-import os, random, signal, sys
-from pathlib import Path
-from flashrt import gpu
+def test_contended_gangs_are_never_held_twice_and_nobody_starves(tmp_path: Path) -> None:
+    outcome = contend(tmp_path, num_workers=12, seconds=6, kill_every_s=0.25, seed=1)
+    assert outcome.problems == []
+    assert outcome.kills["workers"] > 0
+    assert outcome.kills["keepers"] > 0
+    assert outcome.grants_by_count[8] > 0, "the largest gang is served among small ones"
 
-folder, seed, rounds, dies = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), sys.argv[4] == "dies"
-draw = random.Random(seed)
 
-def runs(pid):
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
-    except OSError:
-        return False
+def test_a_record_of_an_earlier_boot_is_no_lease(wait_until: WaitUntil) -> None:
+    lease = gpu.acquire(1, "alice", kind="emulated", ttl_s=1000)
+    record = json.loads(LeaseDirectory().record_path(lease.lease).read_text())
+    lease.keeper.kill()
+    wait_until(lambda: not lease.keeper.runs())
+    assert gpu.holders() == ()
+    # As a power cut leaves it: on disk, with a time that this boot has not reached yet, and a keeper's number that by
+    # now is another's.
+    record |= {"expires_ns": boottime_ns() + 10**15, "keeper": {"pid": os.getpid(), "start_ticks": 1}}
+    LeaseDirectory().record_path(lease.lease).write_text(json.dumps(record))
+    assert gpu.holders() == ()
+    again = gpu.acquire(6, "bob", kind="emulated")
+    assert again.token > lease.token
+    gpu.release(again)
 
-for turn in range(rounds):
-    lease = gpu.acquire(draw.randint(1, 4), f"worker-{seed}", kind="emulated", holder_pid=os.getpid(), wait_s=100)
-    markers = [folder / device.uuid for device in lease.devices]
-    for marker in markers:
-        if marker.exists() and not runs(marker.read_text()):
-            marker.unlink()  # left by a worker that was killed while it held the device
-        descriptor = os.open(marker, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
-        os.write(descriptor, str(os.getpid()).encode())
-        os.close(descriptor)
-    if dies and turn == 1:
-        os.kill(os.getpid(), signal.SIGKILL)
-    for marker in markers:
-        marker.unlink()
-    gpu.release(lease)
+
+JUMP = """
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <stdlib.h>
+#include <time.h>
+#include <unistd.h>
+int clock_gettime(clockid_t clock, struct timespec *now) {
+    static int (*real)(clockid_t, struct timespec *);
+    if (!real) real = (int (*)(clockid_t, struct timespec *))dlsym(RTLD_NEXT, "clock_gettime");
+    int status = real(clock, now);
+    const char *file = getenv("JUMPED");
+    if (clock == CLOCK_REALTIME && file && access(file, F_OK) == 0) now->tv_sec += atol(getenv("JUMP_S"));
+    return status;
+}
+time_t time(time_t *result) {
+    struct timespec now;
+    clock_gettime(CLOCK_REALTIME, &now);
+    if (result) *result = now.tv_sec;
+    return now.tv_sec;
+}
 """
 
 
-def test_contended_gangs_are_never_held_twice(tmp_path: Path, keepers: Keepers, wait_until: WaitUntil) -> None:
-    folder = tmp_path / "markers"
-    folder.mkdir()
-    workers = [run_python(WORKER, str(folder), str(seed), "4", "dies" if seed < 3 else "lives") for seed in range(10)]
-    codes = []
-    for worker in workers:
-        worker.communicate(timeout=120)
-        codes.append(worker.returncode)
-    assert codes == [-signal.SIGKILL] * 3 + [0] * 7
-    wait_until(lambda: not keepers())
-    gpu.release(gpu.acquire(6, "last", kind="emulated"))
-    assert LeaseDirectory().live_tickets() == ()
+@pytest.mark.parametrize("seconds", [86_400, -86_400])
+def test_a_clock_that_jumps_frees_no_lease_and_keeps_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wait_until: WaitUntil, keepers: Keepers, seconds: int
+) -> None:
+    source, library, jumped = (tmp_path / name for name in ("jump.c", "jump.so", "jumped"))
+    source.write_text(JUMP)
+    subprocess.run(["gcc", "-shared", "-fPIC", "-o", str(library), str(source), "-ldl"], check=True)
+    for name, value in (("LD_PRELOAD", library), ("JUMPED", jumped), ("JUMP_S", seconds)):
+        monkeypatch.setenv(name, str(value))
+    lease = gpu.acquire(1, "alice", kind="emulated", ttl_s=600)
+    short = gpu.acquire(1, "bob", kind="emulated", ttl_s=2)
+    jumped.touch()
+    clock = [sys.executable, "-P", "-c", "import time; print(time.time())"]
+    assert abs(float(subprocess.check_output(clock)) - time.time() - seconds) < 3600, "the clock has jumped"
+    # The keeper of the short one ends it in its time; a renewal of the long one is carried out by the moved clock.
+    wait_until(lambda: [held.lease for held in gpu.holders()] == [lease.lease])
+    assert 590 < gpu.renew(lease, 600).remaining_s <= 600
+    with pytest.raises(InputError, match="its time ran out"):
+        gpu.check(short)
+    script = "from flashrt import gpu; print([held.holder for held in gpu.holders()])"
+    assert subprocess.check_output([sys.executable, "-P", "-c", script], text=True).strip() == "['alice']"
+    gpu.release(lease)
+
+
+def test_the_refusal_says_when_the_devices_are_free_at_the_latest(wait_until: WaitUntil) -> None:
+    lease = gpu.acquire(6, "alice", kind="emulated", ttl_s=100)
+    with pytest.raises(ResourceMissingError, match=r"free in (99|100) s at the latest if nobody renews; call"):
+        gpu.acquire(1, "bob", kind="emulated")
+    arguments = "6, 'carol', kind='emulated', wait_s=300, ttl_s=1000"
+    waiting = run_python(f"from flashrt import gpu; gpu.release(gpu.acquire({arguments}))")
+    wait_until(lambda: LeaseDirectory().live_tickets())
+    with pytest.raises(ResourceMissingError, match=r"free in (1099|1100) s .*, with 1 in the queue before you") as busy:
+        gpu.acquire(1, "bob", kind="emulated")
+    assert busy.value.retry_after_s == 30
+    gpu.release(lease)
+    waiting.communicate(timeout=60)
+    assert waiting.returncode == 0

@@ -65,11 +65,48 @@ def test_wait_estimate_is_the_first_moment_that_suffices(
     leases = [(left, {uuid}) for left, uuid in zip(left_s, sorted(taken), strict=False)]
     estimate = seconds_until_free(devices, leases, request_)
     moments = []
-    for moment in sorted({left for left, _ in leases}):
+    for moment in (0.0, *sorted({left for left, _ in leases})):
         back = {uuid for left, uuids in leases if left <= moment for uuid in uuids}
         if could_ever_have([d for d in devices if d.uuid not in taken - back], back, request_):
             moments.append(moment)
-    assert estimate == (moments[0] if moments else None)
+    if choose(devices, taken, request_) is not None:
+        assert estimate == 0
+    else:
+        assert estimate == next((moment for moment in moments if moment > 0 or moment in left_s), None)
+
+
+@given(MACHINES, REQUESTS, st.lists(st.tuples(REQUESTS, st.floats(1, 100)), max_size=4))
+def test_nobody_in_the_queue_makes_the_wait_shorter(
+    rows: list[tuple[int, int | None, bool]], request_: Request, waiting: list[tuple[Request, float]]
+) -> None:
+    devices, taken = machine(rows)
+    leases = [(10.0 * number, {uuid}) for number, uuid in enumerate(sorted(taken), 1)]
+    candidates = [device.uuid for device in devices]
+    ahead = [(before, hold_s, candidates) for before, hold_s in waiting]
+    alone, behind = (seconds_until_free(devices, leases, request_, queue) for queue in ((), ahead))
+    assert (alone is None) == (behind is None)
+    if alone is not None and behind is not None:
+        assert behind >= alone
+
+
+def test_wait_estimate_counts_the_queue() -> None:
+    devices, _ = machine([(0, 4, True)] * 4)
+    leases = [(30.0, [device.uuid for device in devices[:2]]), (50.0, [device.uuid for device in devices[2:]])]
+    candidates = [device.uuid for device in devices]
+    gang, small = Request(4, "cuda"), Request(1, "cuda")
+    assert seconds_until_free(devices, leases, small) == 30
+    assert seconds_until_free(devices, leases, small, [(gang, 100.0, candidates)]) == 150
+    assert seconds_until_free(devices, leases, small, [(small, 5.0, candidates), (small, 9.0, candidates)]) == 35
+
+
+def test_whole_devices_and_instances_are_never_mixed() -> None:
+    whole = [Device(f"GPU-{index}", "cuda", index, "fake", 4, 4, "a") for index in range(2)]
+    parts = [Device(f"MIG-{index}", "cuda", 2, "fake", 1, 1, f"m{index}", parent="GPU-2") for index in range(3)]
+    assert choose([*parts, *whole], (), Request(2, "cuda")) == tuple(whole)
+    assert choose([*whole, *parts], ("GPU-0",), Request(2, "cuda")) == tuple(parts[:2])
+    assert choose([*whole, *parts], ("GPU-0", "MIG-1", "MIG-2"), Request(2, "cuda")) is None
+    assert impossible([*whole, *parts], Request(3, "cuda"), "x") == []
+    assert impossible([*whole, *parts], Request(4, "cuda"), "x")[0].rule == "too-many-devices"
 
 
 def test_tightest_island_is_filled_first() -> None:

@@ -220,15 +220,15 @@ def _names_here(kind: str, devices: Sequence[str] = (), *, all_of_kind: bool = F
     if kind not in {"cuda", "rocm"}:
         return []
     known = dict(_models(kind))
-    numbers = known if all_of_kind else [int(name.partition(":")[2]) for name in devices if ":" in name]
-    return sorted({known[number] for number in numbers if number in known})
+    named = known if all_of_kind else devices
+    return sorted({known[name] for name in named if name in known})
 
 
 @lru_cache(maxsize=4)
-def _models(kind: str) -> tuple[tuple[int, str], ...]:
+def _models(kind: str) -> tuple[tuple[str, str], ...]:
     kinds: tuple[Kind, ...] = ("cuda",) if kind == "cuda" else ("rocm",)
     found = inventory(kinds=kinds)
-    return tuple((device.index, device.name) for device in found.devices)
+    return tuple((device.run_name, device.name) for device in found.devices)
 
 
 def _driver(kind: str) -> str | None:

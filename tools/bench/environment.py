@@ -37,10 +37,9 @@ def _describe_devices(devices: Sequence[str]) -> tuple[list[dict[str, Any]], lis
     if not real:
         return [], []
     from flashrt import gpu
-    from flashrt.gpu.devices import device_name
 
     inventory = gpu.inventory()
-    used = [device for device in inventory.devices if device_name(device.kind, device.index) in real]
+    used = [device for device in inventory.devices if device.run_name in real]
     numbers = {device.uuid for device in used}
     own = {os.getpid(), os.getppid()}
     neighbours = [found.as_dict() for found in inventory.processes if found.device in numbers and found.pid not in own]

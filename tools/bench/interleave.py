@@ -163,6 +163,7 @@ def _describe(
     result = {
         "valid": not reasons,
         "reasons": reasons,
+        "notes": list(dict.fromkeys(note for turn in taken for note in turn.run.neighbours.notes)),
         "baseline": systems[0].reference,
         "systems": [system.as_record() for system in systems],
         "inputs": inputs,
@@ -176,6 +177,7 @@ def _describe(
         "comparisons": [{"run": systems[1].reference, "metrics": metrics}],
         "seeds": [turn.run.seeds for turn in taken],
         "load": [turn.run.load for turn in taken],
+        "neighbours": [turn.run.neighbours.found for turn in taken],
         "harness_overhead_ms": overhead_ms,
         "measured": "buffer to buffer",
         "settings": {key: value for key, value in asdict(settings).items() if key not in ("config", "runs")},

@@ -19,6 +19,7 @@ from types import TracebackType
 from typing import Any
 
 from flashrt.bench.limits import Limits, LimitWatch
+from flashrt.bench.neighbours import Leftovers
 from flashrt.bench.systems import System
 from flashrt.clock import monotonic_ns
 from flashrt.errors import Finding, InputError, input_error
@@ -116,6 +117,10 @@ class SystemProcess:
     ----------
     events
         What came beside the outputs: spans, notes, what each worker used.
+    mark
+        What all its processes carry in their environment.
+    left
+        Once it has ended: devices that were not free again, and are quarantined.
     """
 
     def __init__(
@@ -139,9 +144,11 @@ class SystemProcess:
         self.usage: Mapping[str, Any] = {}
         self.finished = False
         self.peak_host_bytes = 0
+        self.mark = uuid.uuid4().hex
+        self.left: list[Finding] = []
         self._log_path = log_path
-        self._mark = uuid.uuid4().hex
-        self._limits = LimitWatch(limits or Limits(), self._mark, system.path.parent)
+        self._leftovers = Leftovers(devices)
+        self._limits = LimitWatch(limits or Limits(), self.mark, system.path.parent)
         self._excess: tuple[str, str] | None = None
         self._stop = threading.Event()
         self._answered = threading.Event()
@@ -184,7 +191,7 @@ class SystemProcess:
                 pass_fds=[theirs.fileno()],
                 start_new_session=True,
                 cwd=self.system.runs_in or self.system.path.parent,
-                env={**os.environ, **environment, MARK: self._mark, "PYTHONUNBUFFERED": "1"},
+                env={**os.environ, **environment, MARK: self.mark, "PYTHONUNBUFFERED": "1"},
             )
 
     @property
@@ -199,6 +206,8 @@ class SystemProcess:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.end()
+        if self.left and isinstance(error, InputError):
+            raise InputError([*error.findings, *self.left]) from error
 
     def _receive(self) -> None:
         try:
@@ -233,7 +242,7 @@ class SystemProcess:
         """End all processes of the system at once; its first one stays unreaped."""
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(self._process.pid, signal.SIGKILL)
-        kill_marked(self._mark)
+        kill_marked(self.mark)
 
     def members(self) -> list[int]:
         """Return the ids of the system's processes: its first one and all below it."""
@@ -373,13 +382,14 @@ class SystemProcess:
         self._stop.set()
         # Not reaped yet, so that the group's number cannot belong to others.
         self._kill()
-        remove_files(shared_name(self._mark))
+        remove_files(shared_name(self.mark))
         self._process.wait()
         self._connection.shutdown()
         for thread in self._threads:
             thread.join(timeout=5)
         os.close(self._pidfd)
         self._connection.close()
+        self.left = self._leftovers.settle(self.system.reference, probe=not self.finished)
 
 
 def _pin(number: int, devices: Sequence[str]) -> None:

@@ -30,6 +30,7 @@ from flashrt.bench.metrics import (
     measure,
     samples_of,
 )
+from flashrt.bench.neighbours import NeighbourWatch
 from flashrt.bench.playback import change_point, skew_ms, suffice
 from flashrt.bench.process import SystemProcess
 from flashrt.bench.recheck import Against, Sampler, recheck
@@ -70,6 +71,7 @@ class OneRun:
     load: dict[str, Any] = field(default_factory=dict)
     search: dict[str, Any] = field(default_factory=dict)
     seeds: dict[str, int | None] = field(default_factory=dict)
+    neighbours: NeighbourWatch = field(default_factory=lambda: NeighbourWatch(()))
 
 
 def run_benchmark(
@@ -165,6 +167,7 @@ def run_benchmark(
         "load": [run.load for run in done],
         **({"search": [run.search for run in done]} if settings.scenario == "max_rate" else {}),
         "seeds": [run.seeds for run in done],
+        "neighbours": [run.neighbours.found for run in done],
         "harness_overhead_ms": overhead_ms,
         "measured": "buffer to buffer",
         "settings": {k: v for k, v in asdict(settings).items() if k != "config"},
@@ -257,6 +260,7 @@ def _notes(settings: RunSettings, done: Sequence[OneRun], rechecked: Mapping[str
                 f"{share} is indicative: {found['samples']} batches, {found['needed']} needed at 99 % confidence"
             )
     notes += _media_notes(settings, done)
+    notes += dict.fromkeys(note for run in done for note in run.neighbours.notes)
     for run in done:
         warmup = run.metrics.get("warmup") or {}
         if warmup.get("level_change_left_in"):
@@ -382,13 +386,15 @@ def run_once(
     warmup = min(settings.warmup, max(len(items) - MIN_MEASURED_BATCHES, 0))
     recorder = Recorder(keep_values=False, sampler=sampler)
     remove_bytecode(system)
-    with SystemProcess(
+    watch = NeighbourWatch(settings.devices, settings.neighbours, settings.neighbour_share)
+    with watch, SystemProcess(
         system, list(items[0]), devices=settings.devices, config=settings.config, log_path=log_path, hidden=hidden,
         private=private_files(workspace),
     ) as process:  # fmt: skip
         process.wait_ready(settings.timeout_s)
         one_by_one(process, items[:warmup], per_batch, settings.timeout_s, monotonic_ns() + int(3.6e12), recorder)
         start, period_ms, rest = len(recorder.sent_ns), None, items[warmup:]
+        watch.begin(process.mark)
         until_ns = monotonic_ns() + int(settings.duration_s * 1e9)
         search: dict[str, Any] = {}
         if settings.scenario == "single_stream":
@@ -401,6 +407,7 @@ def run_once(
         else:
             start, period_ms, search = search_rate(process, rest, per_batch, settings, recorder)
         drain(process, recorder, settings.timeout_s)
+        watch.end()
         overruns = [event for event in process.events if event["kind"] == "overrun" and event["batch"] >= start]
         startup_ms = ((process.ready_ns or process.started_ns) - process.started_ns) / 1e6
         usages = [process.usage, *(event for event in process.events if event["kind"] == "usage")]
@@ -422,7 +429,7 @@ def run_once(
     load = describe_load(recorder, start, None if moments_s is None else len(moments_s))
     gap_ms = 1e3 / load["offered_hz"] if load["offered_hz"] and moments_s is not None else None
     judged = judge(recorder, start, period_ms, outputs, search, lines, per_batch, gap_ms)
-    problems = [*attribution.problems, *judged, *seen]
+    problems = [*attribution.problems, *judged, *seen, *watch.problems, *map(str, process.left)]
     problems += judge_emulation(overruns, len(recorder.sent_ns) - start)
     if len(items) < warmup + MIN_MEASURED_BATCHES:
         problems.append(
@@ -442,7 +449,7 @@ def run_once(
         metrics["devices"] = utilisation(activities, recorder.sent_ns[start], end_ns)
     sent: list[Mapping[str, Any]] = list(items[: len(recorder.sent_ns)])
     return OneRun(
-        metrics, outputs, problems, recorder, sent, start, activities, attribution, guards, load, search, seeds
+        metrics, outputs, problems, recorder, sent, start, activities, attribution, guards, load, search, seeds, watch
     )
 
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
+from flashrt.bench.neighbours import ALLOWED_SHARE, RULES, Rule
 from flashrt.errors import Finding, InputError, listed, nearest
 
 Scenario = Literal["single_stream", "realtime", "poisson", "burst", "trace", "max_rate"]
@@ -53,6 +54,10 @@ class RunSettings:
         Output -> elements in a second of its medium (frames, samples), for the real-time factor and skew.
     elements_per_batch
         What each output owes for a batch; None: found by a calibration run where the system does not say.
+    neighbours
+        ``refuse``: others on the devices make a run invalid; ``record``: they are noted; None: refuse on GPUs.
+    neighbour_share
+        Share of the time of cores that others may take, from 0 to 1.
     """
 
     scenario: Scenario = "single_stream"
@@ -72,6 +77,8 @@ class RunSettings:
     devices: tuple[str, ...] = ()
     config: Mapping[str, Any] | None = None
     timeout_s: float = 120
+    neighbours: Rule | None = None
+    neighbour_share: float = ALLOWED_SHARE
     emulated: bool = False
 
 
@@ -94,12 +101,18 @@ def check_settings(settings: RunSettings) -> None:
         ("burst_size", 1, 100000),
         ("speedup", 1e-4, 1e6),
         ("seed", 0, 2**32 - 1),
+        ("neighbour_share", 0.0, 1.0),
     ):
         value = getattr(settings, name)
         if value is not None and not low <= value <= high:
             findings.append(
                 Finding(f"argument '{name}'", f"between {low} and {high}", str(value), "change it and call again")
             )
+    if settings.neighbours is not None and settings.neighbours not in RULES:
+        findings.append(
+            Finding("argument 'neighbours'", f"one of {listed(RULES)}", f"'{settings.neighbours}'", "name one of them",
+                    rule="unknown-rule", nearest=nearest(settings.neighbours, RULES))
+        )  # fmt: skip
     if settings.scenario in SCENARIOS:
         findings += _belonging(settings)
     for argument, without in (("elements_per_batch", "have it found"), ("media_rate", "do without a real-time factor")):

@@ -7,28 +7,34 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
+from flashrt.gpu.checking import Checkup, restore
 from flashrt.gpu.devices import KINDS, Device, DeviceProcess, Inventory, Island, Kind
 from flashrt.gpu.exports import environment
 from flashrt.gpu.inventory import take_inventory
 from flashrt.gpu.leases import acquire, check, holders, lease_devices, release, renew
+from flashrt.gpu.quarantine import Quarantine, quarantined
 from flashrt.gpu.records import Lease
 from flashrt.gpu.report import status
 
 __all__ = [
+    "Checkup",
     "Device",
     "DeviceProcess",
     "Inventory",
     "Island",
     "Kind",
     "Lease",
+    "Quarantine",
     "acquire",
     "check",
     "environment",
     "holders",
     "inventory",
     "lease_devices",
+    "quarantined",
     "release",
     "renew",
+    "restore",
     "status",
 ]
 

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
+import io
 import itertools
+import threading
+from collections.abc import Iterator
 from typing import Any
 
 from flashrt.gpu.devices import Device, DeviceProcess, FieldReader, Inventory, island_numbers
@@ -12,23 +17,80 @@ _XGMI = 2  # amdsmi's link type; the enumeration's name differs between releases
 _MIB = 1024 * 1024
 
 
-def find_amd_devices() -> Inventory:
-    """Return the ROCm devices with XGMI islands and the processes on them; never raises for a missing library."""
+class AmdMissingError(Exception):
+    """Why no AMD device can be asked."""
+
+
+_importing = threading.Lock()
+
+
+@functools.cache
+def _import_binding() -> tuple[Any, str]:
     try:
-        import amdsmi
+        # Without its C library the binding prints, and standard output may be a protocol's.
+        with contextlib.redirect_stdout(io.StringIO()):
+            import amdsmi
     except ImportError:
-        return Inventory((), notes=("AMD devices are not looked for: amdsmi is not installed",))
+        return None, "AMD devices are not looked for: amdsmi is not installed"
     except Exception as error:  # noqa: BLE001 - amdsmi loads its C library on import and fails in many ways
-        return Inventory((), notes=(f"AMD devices cannot be seen: amdsmi does not load ({error})",))
+        return None, f"no AMD driver answers on this machine: amdsmi does not load ({type(error).__name__}: {error})"
+    return amdsmi, ""
+
+
+def _binding() -> Any:
+    # One at a time: while one thread imports it, another would find a module that is half there.
+    with _importing:
+        binding, missing = _import_binding()
+    if binding is None:
+        raise AmdMissingError(missing)
+    return binding
+
+
+@contextlib.contextmanager
+def opened_amdsmi() -> Iterator[tuple[Any, tuple[type[BaseException], ...]]]:
+    """Yield the amdsmi binding, initialised, and the errors that its calls raise.
+
+    Raises
+    ------
+    AmdMissingError
+        The binding or the driver is not there.
+    """
+    amdsmi = _binding()
     errors = (amdsmi.AmdSmiException, AttributeError, KeyError, TypeError, ValueError, OSError)
     try:
         amdsmi.amdsmi_init()
     except errors as error:
-        return Inventory((), notes=(f"no AMD driver answers on this machine ({error})",))
+        raise AmdMissingError(f"no AMD driver answers on this machine ({error})") from None
     try:
-        return _read_all(amdsmi, errors)
+        yield amdsmi, errors
     finally:
         FieldReader(amdsmi, errors).ask("shutdown", "amdsmi_shut_down")
+
+
+def find_amd_devices() -> Inventory:
+    """Return the ROCm devices with XGMI islands and the processes on them; never raises for a missing library."""
+    try:
+        with opened_amdsmi() as (smi, errors):
+            return _read_all(smi, errors)
+    except AmdMissingError as missing:
+        return Inventory((), notes=(str(missing),))
+
+
+def read_use(smi: Any, errors: tuple[type[BaseException], ...], uuid: str) -> tuple[int | None, list[DeviceProcess]]:
+    """Return the memory in use on one device (None: not readable) and its processes.
+
+    Raises
+    ------
+    ValueError
+        The driver does not know the device.
+    """
+    reader = FieldReader(smi, errors)
+    for handle in smi.amdsmi_get_processor_handles():
+        if reader.ask("uuid", "amdsmi_get_gpu_device_uuid", handle) == uuid:
+            usage = reader.ask("memory", "amdsmi_get_gpu_vram_usage", handle)
+            used = None if usage is None else int(usage["vram_used"]) * _MIB
+            return used, _read_processes(smi, handle, uuid, reader)
+    raise ValueError(f"the driver does not list {uuid}")
 
 
 def _read_all(smi: Any, errors: tuple[type[BaseException], ...]) -> Inventory:
@@ -38,7 +100,8 @@ def _read_all(smi: Any, errors: tuple[type[BaseException], ...]) -> Inventory:
     for index, handle in enumerate(found):
         uuid = machine.ask(f"the UUID of AMD device {index}", "amdsmi_get_gpu_device_uuid", handle)
         if uuid is not None:
-            handles.append((index, handle, str(uuid)))
+            handles.append((_runtime_index(smi, errors, handle, index), handle, str(uuid)))
+    handles.sort(key=lambda found: found[0])
     pairs = []
     for first, second in itertools.combinations(range(len(handles)), 2):
         link = machine.ask(
@@ -56,6 +119,12 @@ def _read_all(smi: Any, errors: tuple[type[BaseException], ...]) -> Inventory:
     )
     processes = tuple(process for _, handle, uuid in handles for process in _read_processes(smi, handle, uuid, machine))
     return Inventory(devices, processes, tuple(machine.notes))
+
+
+def _runtime_index(smi: Any, errors: tuple[type[BaseException], ...], handle: Any, index: int) -> int:
+    """Return the number that the runtime gives a device, which is what masks count by; older releases do not tell."""
+    found = FieldReader(smi, errors).read("index", lambda: int(smi.amdsmi_get_gpu_enumeration_info(handle)["hip_id"]))
+    return index if found is None else found
 
 
 def _read_device(
@@ -81,8 +150,14 @@ def _read_device(
         utilization_percent=reader.read(
             "utilization_percent", lambda: int(smi.amdsmi_get_gpu_activity(handle)["gfx_activity"])
         ),
+        temperature_c=reader.read("temperature_c", lambda: _temperature_c(smi, handle)),
         notes=tuple(reader.notes),
     )
+
+
+def _temperature_c(smi: Any, handle: Any) -> int:
+    kinds, metrics = smi.AmdSmiTemperatureType, smi.AmdSmiTemperatureMetric
+    return int(smi.amdsmi_get_temp_metric(handle, kinds.HOTSPOT, metrics.CURRENT))
 
 
 def _read_processes(smi: Any, handle: Any, uuid: str, machine: FieldReader) -> list[DeviceProcess]:

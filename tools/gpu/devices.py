@@ -15,7 +15,7 @@ Value = TypeVar("Value")
 
 
 def device_name(kind: str, index: int) -> str:
-    """Return how runs call a device: ``cpu-0``, ``cuda:1``, ``emulated-3``."""
+    """Return how runs call a whole device: ``cpu-0``, ``cuda:1``, ``emulated-3``; see also `Device.run_name`."""
     return f"{kind}:{index}" if kind in {"cuda", "rocm"} else f"{kind}-{index}"
 
 
@@ -35,6 +35,8 @@ class Device:
         Why the clock is below its maximum, in the driver's terms; empty where it says none, or nothing.
     link_bandwidth_bytes_s
         Sum over the active fast links, one direction, where the driver tells.
+    parent
+        UUID of the GPU that this MIG instance is a part of; None: a whole device.
     """
 
     uuid: str
@@ -51,7 +53,18 @@ class Device:
     max_sm_clock_mhz: int | None = None
     throttle_reasons: tuple[str, ...] = ()
     link_bandwidth_bytes_s: int | None = None
+    parent: str | None = None
     notes: tuple[str, ...] = ()
+
+    @property
+    def mask(self) -> str:
+        """What names it in the mask of its framework: its index, or the UUID of a MIG instance."""
+        return str(self.index) if self.parent is None else self.uuid
+
+    @property
+    def run_name(self) -> str:
+        """How runs call it: ``cpu-0``, ``cuda:1``, ``cuda:MIG-…``."""
+        return device_name(self.kind, self.index) if self.parent is None else f"{self.kind}:{self.uuid}"
 
     def as_dict(self) -> dict[str, Any]:
         """Return a JSON-able mapping of all fields."""

@@ -11,14 +11,17 @@ import json
 import os
 import select
 import traceback
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
 from flashrt.errors import FlashrtError, ResourceMissingError
+from flashrt.gpu.checking import keep_apart, limit_s, look_over, needs_check
 from flashrt.gpu.handshake import Acquirer, AcquirerGoneError
 from flashrt.gpu.lease_directory import LeaseDirectory
 from flashrt.gpu.processes import boottime_ns
-from flashrt.gpu.taking import Busy, Holding, Order, queue_and_take
+from flashrt.gpu.quarantine import quarantined
+from flashrt.gpu.taking import Busy, Holding, Order, note_baselines, queue_and_take
 
 HEARTBEAT_S = 1.0
 
@@ -94,13 +97,38 @@ def _renew(directory: LeaseDirectory, holding: Holding, ttl_s: float, request: s
     holding.lease, holding.record = lease, record
 
 
+def look_over_devices(
+    directory: LeaseDirectory, holding: Holding, reason: str, baselines: Mapping[str, int | None]
+) -> None:
+    """End the lease for its holder at once, then see whether its GPUs are free, and quarantine those that are not."""
+    lease = holding.lease
+    used = needs_check(lease.devices)
+    if not used:
+        return
+    ended = replace(lease, ended=reason, expires_ns=boottime_ns() + int((limit_s() + 5.0) * 1e9))
+    # Without a record of it (the folder is gone, the mutex stuck) the devices are looked over all the same.
+    with contextlib.suppress(FlashrtError, OSError):
+        with directory.exclusive(timeout_s=1.0):
+            record = directory.publish(directory.record_path(lease.lease), ended.as_record())
+        os.close(holding.record)
+        holding.lease, holding.record = ended, record
+        directory.remember(ended, reason)
+    already = quarantined()
+    checkups = look_over([device for device in used if device.uuid not in already], baselines)
+    keep_apart(checkups, lease=lease.lease, holder=lease.holder)
+    with contextlib.suppress(OSError):
+        for device in used:
+            directory.clear_mark(device.uuid)
+
+
 def let_go(directory: LeaseDirectory, holding: Holding, reason: str) -> None:
     """End the lease: devices first, record last, so that a record never says less than the locks."""
     for descriptor in holding.devices:
         os.close(descriptor)
     # The folder may have been removed under us: then there is nothing to tidy, and the lease has ended all the same.
     with contextlib.suppress(OSError):
-        directory.remember(holding.lease, reason)
+        if not holding.lease.ended:
+            directory.remember(holding.lease, reason)
         directory.control_path(holding.lease.lease).unlink(missing_ok=True)
         if _beat(directory, replace(holding, devices=())):
             directory.record_path(holding.lease.lease).unlink(missing_ok=True)
@@ -119,6 +147,7 @@ def main() -> None:
         if isinstance(result, Busy):
             acquirer.answer({"busy": result.as_dict()})
             return
+        baselines = note_baselines(directory, result.lease)
     except AcquirerGoneError:
         return
     except ResourceMissingError as error:
@@ -136,7 +165,10 @@ def main() -> None:
         reason = guard(directory, result)
     except AcquirerGoneError:
         reason = "the acquirer died before it had the answer"
-    let_go(directory, result, reason)
+    try:
+        look_over_devices(directory, result, reason, baselines)
+    finally:
+        let_go(directory, result, reason)
 
 
 if __name__ == "__main__":

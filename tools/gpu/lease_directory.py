@@ -1,8 +1,9 @@
 """The folder that all agents of a machine share: locks, records, queue, and the counter of fencing tokens.
 
 Layout: ``mutex`` (held for milliseconds while something changes), ``counter``, ``devices/UUID.lock`` (held by the
-keeper of the lease), ``leases/ID.json`` and ``queue/NUMBER.json`` (each locked by the process it speaks for),
-``control/ID`` (a pipe to the keeper), ``history.jsonl`` (how leases ended).
+keeper of the lease), ``devices/UUID.used`` (a GPU that was leased and not yet seen to be free again),
+``devices/UUID.window`` (held while a measurement runs there), ``leases/ID.json`` and ``queue/NUMBER.json`` (each locked
+by the process it speaks for), ``control/ID`` (a pipe to the keeper), ``history.jsonl`` (how leases ended).
 
 Whether a record is alive is never read from what it says: its author holds a lock on it, and the kernel lets go of
 that lock when the author dies, however it dies.
@@ -157,7 +158,7 @@ class LeaseDirectory:
 
     def lock_device(self, uuid: str) -> int | None:
         """Take the lock of one device at once, or return None; call it inside `exclusive`."""
-        path = self.path / "devices" / f"{_file_name(uuid)}.lock"
+        path = self.path / "devices" / f"{file_name(uuid)}.lock"
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         if _try_lock(descriptor, fcntl.LOCK_EX):
             with contextlib.suppress(FileNotFoundError):
@@ -167,13 +168,48 @@ class LeaseDirectory:
         os.close(descriptor)
         return None
 
+    def open_window(self, uuid: str) -> int | None:
+        """Take the lock of those who measure on one device, or return None while another has it.
+
+        It is no lease: within a lease, two measurements at once would disturb each other.
+        """
+        path = self.path / "devices" / f"{file_name(uuid)}.window"
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        if _try_lock(descriptor, fcntl.LOCK_EX):
+            return descriptor
+        os.close(descriptor)
+        return None
+
+    def mark_used(self, uuid: str, fields: Mapping[str, Any]) -> None:
+        """Note that a device may have something left on it, until `clear_mark`: also should its keeper be killed."""
+        draft = self.path / "new" / f"{os.getpid()}-used"
+        draft.write_text(json.dumps(dict(fields)))
+        os.replace(draft, self._mark_path(uuid))
+
+    def used_mark(self, uuid: str) -> dict[str, Any] | None:
+        """Return what `mark_used` noted, or None where the device was seen to be free."""
+        try:
+            fields = json.loads(self._mark_path(uuid).read_bytes())
+        except FileNotFoundError:
+            return None
+        except (OSError, ValueError):
+            return {}
+        return fields if isinstance(fields, dict) else {}
+
+    def clear_mark(self, uuid: str) -> None:
+        """Note that the device was seen to be free."""
+        self._mark_path(uuid).unlink(missing_ok=True)
+
+    def _mark_path(self, uuid: str) -> Path:
+        return self.path / "devices" / f"{file_name(uuid)}.used"
+
     def record_path(self, lease: str) -> Path:
         """Where the record of a lease is."""
-        return self.path / "leases" / f"{_file_name(lease)}.json"
+        return self.path / "leases" / f"{file_name(lease)}.json"
 
     def control_path(self, lease: str) -> Path:
         """Where the pipe to the keeper of a lease is."""
-        return self.path / "control" / _file_name(lease)
+        return self.path / "control" / file_name(lease)
 
     def ticket_path(self, number: int) -> Path:
         """Where a ticket of the queue is."""
@@ -181,6 +217,8 @@ class LeaseDirectory:
 
     def live_leases(self, *, inside: bool = False) -> tuple[Lease, ...]:
         """Return the leases whose keeper lives, oldest first; remove what the dead left behind.
+
+        Those that have `ended` are among them while their keeper looks the devices over.
 
         Parameters
         ----------
@@ -336,6 +374,6 @@ def _probe(path: Path) -> _Probe | None:
         os.close(descriptor)
 
 
-def _file_name(name: str) -> str:
+def file_name(name: str) -> str:
     """Return a file name that tells names apart and holds no path separators."""
     return "".join(char if char.isalnum() or char in "-_" else f"%{ord(char):x}%" for char in name)

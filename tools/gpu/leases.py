@@ -11,11 +11,13 @@ from collections.abc import Sequence
 from typing import Any
 
 from flashrt.errors import Finding, InputError, InternalFaultError, ResourceMissingError, input_error, listed
+from flashrt.gpu.checking import limit_s, needs_check
 from flashrt.gpu.devices import KINDS, Device, Inventory, Kind
 from flashrt.gpu.handshake import await_reaped, start_keeper
 from flashrt.gpu.inventory import take_inventory
 from flashrt.gpu.lease_directory import LeaseDirectory, kill_keeper, send_to_keeper
 from flashrt.gpu.processes import ProcessIdentity, boottime_ns, pid_namespace
+from flashrt.gpu.quarantine import RESTORE, quarantined
 from flashrt.gpu.records import Lease
 from flashrt.gpu.selection import Request, impossible
 
@@ -84,6 +86,9 @@ def acquire(
     devices = inventory.of_kind(request.kind)
     if findings := impossible(devices, request, where):
         raise InputError(findings)
+    apart = {uuid: record for uuid, record in quarantined().items() if uuid in {device.uuid for device in devices}}
+    if apart and impossible([device for device in devices if device.uuid not in apart], request, where):
+        raise _apart_error(where, request, list(apart), [str(record) for record in apart.values()])
     directory = LeaseDirectory()
     order = {
         "directory": str(directory.path),
@@ -96,7 +101,8 @@ def acquire(
         "acquirer": _identity_of_this_process(),
         "holder_process": None if holder_process is None else dataclasses.asdict(holder_process),
     }
-    answer = start_keeper(order, wait_s + KEEPER_START_S)
+    # GPUs may have to be looked over first, where a keeper was killed, and their memory is read in the end.
+    answer = start_keeper(order, wait_s + KEEPER_START_S + (3 * limit_s() if needs_check(devices) else 0))
     if "granted" in answer:
         return Lease.from_record(answer["granted"])
     if "busy" in answer:
@@ -109,6 +115,8 @@ def acquire(
 def release(lease: Lease | str, *, token: int | None = None) -> Lease:
     """Give the devices back; when this returns, the keeper is gone and the locks are free.
 
+    GPUs are looked over first; `flashrt.gpu.quarantined` then has those that were not free again.
+
     Raises
     ------
     InputError
@@ -120,14 +128,17 @@ def release(lease: Lease | str, *, token: int | None = None) -> Lease:
     start = time.monotonic()
     asked = send_to_keeper(directory, held.lease, message)
     killed = False
+    most_s = RELEASE_S
     while directory.is_live(held.lease) or _keeper_runs(held):
         waited_s = time.monotonic() - start
         if not asked:
             asked = send_to_keeper(directory, held.lease, message)
-        if not killed and waited_s > RELEASE_S / 2:
+        if most_s == RELEASE_S and needs_check(held.devices) and _is_looked_over(directory, held.lease):
+            most_s = waited_s + limit_s() + 2 * RELEASE_S
+        if not killed and waited_s > most_s - RELEASE_S / 2:
             kill_keeper(held)
             killed = True
-        if waited_s > RELEASE_S:
+        if waited_s > most_s:
             raise InternalFaultError(
                 f"gpu_release('{held.lease}'): the keeper (process {held.keeper.pid}) neither ends nor can be "
                 f"killed from here; end it where it runs, the devices are free at that moment"
@@ -175,7 +186,11 @@ def check(lease: Lease | str, *, token: int | None = None) -> Lease:
 
 def holders() -> tuple[Lease, ...]:
     """Return the live leases, oldest first."""
-    return LeaseDirectory().live_leases()
+    return tuple(lease for lease in LeaseDirectory().live_leases() if not lease.ended)
+
+
+def _is_looked_over(directory: LeaseDirectory, lease: str) -> bool:
+    return any(one.lease == lease and one.ended for one in directory.live_leases())
 
 
 def lease_devices(lease: str) -> tuple[Device, ...]:
@@ -193,7 +208,7 @@ def _find(directory: LeaseDirectory, call: str, lease: Lease | str, token: int |
     name = lease.lease if isinstance(lease, Lease) else str(lease)
     if isinstance(lease, Lease) and token is None:
         token = lease.token
-    live = directory.live_leases()
+    live = [one for one in directory.live_leases() if not one.ended]
     # What has run out is lost at that very moment, also while its keeper is still on its way out.
     held = next((one for one in live if one.lease == name and one.expires_ns > boottime_ns()), None)
     names = [one.lease for one in live]
@@ -236,14 +251,32 @@ def _busy_error(where: str, request: Request, busy: dict[str, Any]) -> ResourceM
         who = "; ".join(held)
     else:
         who = "no lease stands in the way: memory in use by others does, see foreign_processes in gpu_status"
+    if busy["apart"]:
+        who += f"; quarantined: {listed(busy['apart'])} (see gpu_status)"
+    estimate_s: float | None = busy["estimate_s"]
+    if estimate_s is None:
+        estimate = "when is not known, because not only leases stand in the way"
+    else:
+        num_ahead = busy["num_ahead"]
+        before = f", with {num_ahead} in the queue before you" if num_ahead else ""
+        estimate = f"free in {estimate_s:.0f} s at the latest if nobody renews{before}"
     finding = Finding(
         where,
         f"{request} free at once",
-        f"{busy['num_free']} not leased; {who}",
-        f"call gpu_acquire again in {retry_after_s:g} s, ask for fewer, or ask a holder to call gpu_release",
+        f"{busy['num_free']} not leased; {who}; {estimate}",
+        f"call gpu_acquire again in {retry_after_s:g} s, or with wait_s to queue; or ask for fewer, or ask a holder to "
+        "call gpu_release",
         rule="devices-busy",
     )
     return ResourceMissingError(finding, holders=held, retry_after_s=retry_after_s)
+
+
+def _apart_error(where: str, request: Request, apart: list[str], reasons: list[str]) -> ResourceMissingError:
+    finding = Finding(
+        where, f"{request} that are not quarantined", "; ".join(reasons),
+        f"ask for fewer, or see to the devices and run: {RESTORE} {apart[0]}", rule="devices-quarantined",
+    )  # fmt: skip
+    return ResourceMissingError(finding, holders=reasons)
 
 
 def _is_number(value: object) -> bool:

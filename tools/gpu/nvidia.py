@@ -1,9 +1,14 @@
-"""NVIDIA devices through NVML: whatever the driver cannot say is left out with a note."""
+"""NVIDIA devices through NVML: whatever the driver cannot say is left out with a note.
+
+A GPU with MIG enabled runs nothing by itself: its instances are the devices, each with a UUID of its own.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import itertools
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -13,23 +18,57 @@ from flashrt.gpu.devices import Device, DeviceProcess, FieldReader, Inventory, i
 _LINK_BYTES_S = {1: 20_000_000_000, 2: 25_000_000_000, 3: 25_000_000_000, 4: 25_000_000_000, 5: 50_000_000_000}
 
 
-def find_nvidia_devices() -> Inventory:
-    """Return the CUDA devices with NVLink islands and the processes on them; never raises for a missing driver."""
+class NvidiaMissingError(Exception):
+    """Why no NVIDIA device can be asked."""
+
+
+@contextlib.contextmanager
+def opened_nvml() -> Iterator[tuple[Any, tuple[type[BaseException], ...]]]:
+    """Yield the NVML binding, initialised, and the errors that its calls raise.
+
+    Raises
+    ------
+    NvidiaMissingError
+        The binding or the driver is not there.
+    """
     try:
         import pynvml
     except ImportError as error:
-        return Inventory((), notes=(f"NVIDIA devices cannot be seen: nvidia-ml-py is not installed ({error})",))
+        raise NvidiaMissingError(f"NVIDIA devices cannot be seen: nvidia-ml-py is not installed ({error})") from None
     errors = (pynvml.NVMLError, pynvml.NVMLLibraryMismatchError, AttributeError, OSError, ValueError)
     try:
         pynvml.nvmlInit()
     except errors as error:
-        return Inventory((), notes=(f"no NVIDIA driver answers on this machine ({error})",))
+        raise NvidiaMissingError(f"no NVIDIA driver answers on this machine ({error})") from None
     try:
-        return _read_all(pynvml, errors)
+        yield pynvml, errors
     finally:
         # Nothing was allocated on the device: a driver that cannot shut down changes no answer.
         with contextlib.suppress(*errors):
             pynvml.nvmlShutdown()
+
+
+def find_nvidia_devices() -> Inventory:
+    """Return the CUDA devices with NVLink islands and the processes on them; never raises for a missing driver."""
+    try:
+        with opened_nvml() as (nvml, errors):
+            return _read_all(nvml, errors)
+    except NvidiaMissingError as missing:
+        return Inventory((), notes=(str(missing),))
+
+
+def read_use(nvml: Any, errors: tuple[type[BaseException], ...], uuid: str) -> tuple[int | None, list[DeviceProcess]]:
+    """Return the memory in use on one device (None: not readable) and its processes.
+
+    Raises
+    ------
+    NVMLError
+        The driver does not know the device, or does not answer for it.
+    """
+    handle = nvml.nvmlDeviceGetHandleByUUID(uuid)
+    reader = FieldReader(nvml, errors)
+    memory = reader.ask("memory", "nvmlDeviceGetMemoryInfo", handle)
+    return None if memory is None else int(memory.used), _read_processes(handle, uuid, reader)
 
 
 def _read_all(nvml: Any, errors: tuple[type[BaseException], ...]) -> Inventory:
@@ -44,12 +83,54 @@ def _read_all(nvml: Any, errors: tuple[type[BaseException], ...]) -> Inventory:
         if uuid is not None:
             handles.append((index, handle, uuid))
     islands = island_numbers(len(handles), _nvlink_pairs(nvml, [handle for _, handle, _ in handles], machine))
-    devices = tuple(
-        _read_device(nvml, FieldReader(nvml, errors), index, handle, uuid, f"nvlink-{island}")
-        for (index, handle, uuid), island in zip(handles, islands, strict=True)
-    )
-    processes = tuple(process for _, handle, uuid in handles for process in _read_processes(handle, uuid, machine))
-    return Inventory(devices, processes, tuple(machine.notes))
+    devices: list[Device] = []
+    processes: list[DeviceProcess] = []
+    for (index, handle, uuid), island in zip(handles, islands, strict=True):
+        device = _read_device(nvml, FieldReader(nvml, errors), index, handle, uuid, f"nvlink-{island}")
+        found = [(device, handle)]
+        # Boards without MIG say so with an error: that is an answer, and no note.
+        mode = machine.without_notes().ask("mig", "nvmlDeviceGetMigMode", handle)
+        if mode is not None and mode[0]:
+            found = _read_instances(nvml, errors, handle, device)
+            if not found:
+                machine.notes.append(
+                    f"{uuid} has MIG enabled and no instance, so nothing can run there: make some with nvidia-smi mig"
+                )
+        for one, place in found:
+            devices.append(one)
+            processes += _read_processes(place, one.uuid, machine)
+    return Inventory(tuple(devices), tuple(processes), tuple(machine.notes))
+
+
+def _read_instances(
+    nvml: Any, errors: tuple[type[BaseException], ...], handle: Any, parent: Device
+) -> list[tuple[Device, Any]]:
+    """Return the MIG instances of a GPU with their handles; what only the whole GPU tells is the parent's."""
+    silent = FieldReader(nvml, errors)
+    found = []
+    for slot in range(silent.ask("slots", "nvmlDeviceGetMaxMigDeviceCount", handle) or 0):
+        # Slots may be empty.
+        instance = silent.ask("instance", "nvmlDeviceGetMigDeviceHandleByIndex", handle, slot)
+        uuid = None if instance is None else silent.ask("uuid", "nvmlDeviceGetUUID", instance)
+        if uuid is None:
+            continue
+        reader = FieldReader(nvml, errors)
+        memory = reader.ask("memory", "nvmlDeviceGetMemoryInfo", instance)
+        shared = (f"a MIG instance of {parent.uuid}: temperature, clocks and their limits are the whole GPU's",)
+        device = replace(
+            parent,
+            uuid=uuid,
+            name=silent.ask("name", "nvmlDeviceGetName", instance) or f"{parent.name} MIG",
+            memory_total_bytes=None if memory is None else int(memory.total),
+            memory_free_bytes=None if memory is None else int(memory.free),
+            island=uuid,
+            utilization_percent=None,
+            link_bandwidth_bytes_s=None,
+            parent=parent.uuid,
+            notes=(*shared, *reader.notes),
+        )
+        found.append((device, instance))
+    return found
 
 
 def _read_device(nvml: Any, reader: FieldReader, index: int, handle: Any, uuid: str, island: str) -> Device:
@@ -58,11 +139,8 @@ def _read_device(nvml: Any, reader: FieldReader, index: int, handle: Any, uuid: 
     load = reader.read("utilization_percent", lambda: nvml.nvmlDeviceGetUtilizationRates(handle).gpu)
     temperature = reader.ask("temperature_c", "nvmlDeviceGetTemperature", handle, nvml.NVML_TEMPERATURE_GPU)
     name = reader.ask("name", "nvmlDeviceGetName", handle)
-    # Boards without MIG or NVLink say so with an error: that is an answer, and no note.
+    # Boards without NVLink say so with an error: that is an answer, and no note.
     silent = reader.without_notes()
-    mig = silent.ask("mig", "nvmlDeviceGetMigMode", handle)
-    if mig is not None and mig[0]:
-        reader.notes.append("MIG is enabled: the device is leased whole, not by instance")
     return Device(
         uuid=uuid,
         kind="cuda",

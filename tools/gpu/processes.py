@@ -14,6 +14,14 @@ def boottime_ns() -> int:
     return time.clock_gettime_ns(time.CLOCK_BOOTTIME)
 
 
+def boot_id() -> str:
+    """Return the name of this boot of the machine; empty where the kernel does not tell."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        return ""
+
+
 def pid_namespace() -> str:
     """Return the name of this process's PID namespace; numbers mean nothing outside of it."""
     try:

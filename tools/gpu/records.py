@@ -35,6 +35,8 @@ class Lease:
         PID namespace in which both numbers mean something.
     last_request
         Name of the last renewal that the keeper carried out.
+    ended
+        Why it has ended, while its keeper still looks whether the devices are free again; empty: it is held.
     """
 
     lease: str
@@ -49,6 +51,7 @@ class Lease:
     namespace: str
     holder_process: ProcessIdentity | None = None
     last_request: str = ""
+    ended: str = ""
 
     @property
     def environment(self) -> dict[str, str]:
@@ -67,11 +70,29 @@ class Lease:
 
     def __str__(self) -> str:
         purpose = f" for {self.purpose}" if self.purpose else ""
+        if self.ended:
+            return f"{', '.join(self.uuids)} looked over after the lease of {self.holder} ({self.lease}: {self.ended})"
         return f"{self.holder}{purpose} holds {', '.join(self.uuids)} ({self.lease}, {self.remaining_s:.0f} s left)"
 
     def as_dict(self) -> dict[str, Any]:
         """Return the answer of ``gpu_acquire``: JSON-able, with the environment and the seconds left."""
-        return {**self.as_record(), "environment": self.environment, "remaining_s": round(self.remaining_s, 3)}
+        return {
+            **self.as_record(),
+            "names": [device.run_name for device in self.devices],
+            "environment": self.environment,
+            "remaining_s": round(self.remaining_s, 3),
+            "notes": self.notes,
+        }
+
+    @property
+    def notes(self) -> list[str]:
+        """What its holder has to know about the devices."""
+        if len(self.devices) > 1 and any(device.parent for device in self.devices):
+            return [
+                "MIG: CUDA shows a process the first instance of its mask only; start a process an instance, each with "
+                "CUDA_VISIBLE_DEVICES set to one of them (the workers of a deployment are started so)"
+            ]
+        return []
 
     def as_record(self) -> dict[str, Any]:
         """Return what goes to disk."""
@@ -112,6 +133,7 @@ class Ticket:
     purpose: str
     request: Request
     candidates: tuple[str, ...] = field(default=())
+    ttl_s: float = 600.0
 
     def __str__(self) -> str:
         return f"{self.holder} waits for {self.request}"
@@ -129,4 +151,5 @@ class Ticket:
             record["purpose"],
             Request.from_dict(record["request"]),
             tuple(record["candidates"]),
+            float(record.get("ttl_s", 600.0)),
         )

@@ -9,25 +9,34 @@ from flashrt.gpu.devices import DeviceProcess, Inventory
 from flashrt.gpu.inventory import take_inventory
 from flashrt.gpu.lease_directory import LeaseDirectory
 from flashrt.gpu.processes import environment_value, parent_of, pid_namespace
+from flashrt.gpu.quarantine import quarantined
 from flashrt.gpu.records import Lease
 
 
 def status(inventory: Inventory | None = None) -> dict[str, Any]:
     """Return the answer of ``gpu_status``, JSON-able.
 
-    Keys: ``devices`` (each with ``lease`` and ``holder``, or None), ``topology`` (islands), ``leases``, ``waiting``,
-    ``foreign_processes`` (with the reason why each is foreign), ``notes``.
+    Keys: ``devices`` (each with its ``run_name``, its ``state`` (free, leased, checking: looked over after a lease,
+    quarantined), ``lease`` and ``holder``, or None), ``topology`` (islands), ``leases``, ``waiting`` (the queue, first
+    come first), ``quarantined`` (with the evidence, and the command that brings each back), ``foreign_processes``
+    (with the reason why each is foreign), ``notes``.
     """
     inventory = inventory or take_inventory()
     directory = LeaseDirectory()
-    leases = directory.live_leases()
+    everything = directory.live_leases()
+    leases = [lease for lease in everything if not lease.ended]
     by_device = {uuid: lease for lease in leases for uuid in lease.uuids}
+    checking = {uuid for lease in everything if lease.ended for uuid in lease.uuids}
+    apart = quarantined()
     devices = []
     for device in inventory.devices:
         lease = by_device.get(device.uuid)
+        state = "leased" if lease else "checking" if device.uuid in checking else "free"
         devices.append(
             {
                 **device.as_dict(),
+                "run_name": device.run_name,
+                "state": "quarantined" if device.uuid in apart else state,
                 "lease": lease.lease if lease else None,
                 "holder": lease.holder if lease else None,
             }
@@ -37,6 +46,7 @@ def status(inventory: Inventory | None = None) -> dict[str, Any]:
         "topology": [island.as_dict() for island in inventory.islands],
         "leases": [lease.as_dict() for lease in leases],
         "waiting": [ticket.as_record() for ticket in directory.live_tickets()],
+        "quarantined": [record.as_dict() for record in apart.values()],
         "foreign_processes": foreign_processes(inventory.processes, leases),
         "notes": list(inventory.notes),
     }

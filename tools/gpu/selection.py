@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import heapq
+import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -30,22 +32,32 @@ class Request:
         return cls(fields["count"], fields["kind"], fields["min_free_bytes"], fields["same_island"])
 
     def __str__(self) -> str:
-        extra = f", each with {self.min_free_bytes} bytes free" if self.min_free_bytes else ""
+        extra = f" with {self.min_free_bytes} free bytes each" if self.min_free_bytes else ""
         return f"{self.count} {self.kind} device(s){extra}{' on one island' if self.same_island else ''}"
 
 
 def choose(devices: Sequence[Device], taken: Collection[str], request: Request) -> tuple[Device, ...] | None:
     """Return the devices to give, in the fixed device order, or None when it cannot be met now.
 
-    One island is preferred even when not asked for: the one with the most bandwidth, then the one that is filled
-    most tightly, so that large islands stay whole.
+    Whole devices and MIG instances are never mixed, and whole ones come first. One island is preferred even when not
+    asked for: the one with the most bandwidth, then the one that is filled most tightly, so that large islands stay
+    whole.
     """
+    pools = (_choose(pool, taken, request) for pool in _pools(devices, request.kind))
+    return next((chosen for chosen in pools if chosen is not None), None)
+
+
+def _pools(devices: Sequence[Device], kind: Kind) -> tuple[list[Device], list[Device]]:
+    """Return the whole devices of a kind and the instances: one program does not run on both."""
+    own = [device for device in devices if device.kind == kind]
+    return [device for device in own if device.parent is None], [device for device in own if device.parent is not None]
+
+
+def _choose(pool: Sequence[Device], taken: Collection[str], request: Request) -> tuple[Device, ...] | None:
     free = [
         device
-        for device in devices
-        if device.kind == request.kind
-        and device.uuid not in taken
-        and _has_memory(device.memory_free_bytes, request.min_free_bytes)
+        for device in pool
+        if device.uuid not in taken and _has_memory(device.memory_free_bytes, request.min_free_bytes)
     ]
     by_uuid = {device.uuid: device for device in free}
     islands = [island for island in islands_of(free) if len(island.devices) >= request.count]
@@ -72,7 +84,20 @@ def could_ever_have(devices: Sequence[Device], leased: Collection[str], request:
 
 def impossible(devices: Sequence[Device], request: Request, where: str) -> list[Finding]:
     """Return why this machine can never meet the request, all reasons at once; empty when it can."""
-    own = [device for device in devices if device.kind == request.kind]
+    pools = _pools(devices, request.kind)
+    found = [_impossible(pool, request, where) for pool in pools]
+    return found[len(pools[1]) > len(pools[0])] if all(found) else []
+
+
+def _impossible(own: Sequence[Device], request: Request, where: str) -> list[Finding]:
+    if not own and request.kind in {"cuda", "rocm"}:
+        return [
+            Finding(
+                f"{where}, kind", "a kind of device that this machine has", f"'{request.kind}', and there is none here",
+                "leave kind out to lease CPU cores, on which everything works; gpu_status says what was looked for",
+                rule="no-such-device",
+            )
+        ]  # fmt: skip
     if request.count > len(own):
         hint = "set FLASHRT_EMULATED_DEVICES=8 to have emulated devices" if request.kind == "emulated" else ""
         fix = hint if not own and hint else "ask for fewer, or another kind; call gpu_status to see what is here"
@@ -111,21 +136,46 @@ def _has_memory(available_bytes: int | None, min_bytes: int) -> bool:
 
 
 def seconds_until_free(
-    devices: Sequence[Device], expiries_s: Iterable[tuple[float, Collection[str]]], request: Request
+    devices: Sequence[Device],
+    expiries_s: Iterable[tuple[float, Collection[str]]],
+    request: Request,
+    ahead: Iterable[tuple[Request, float, Collection[str]]] = (),
 ) -> float | None:
-    """Return when the request can be met at the latest if nobody renews: leases end in order of expiry.
+    """Return when the request is met at the latest if nobody renews: leases end in order of expiry.
 
     Parameters
     ----------
     expiries_s
         For each live lease, the seconds it has left and the devices it holds.
+    ahead
+        Who is served before, in order: request, the seconds it may hold what it gets, and the devices it chooses from.
     """
-    leases = sorted(expiries_s, key=lambda lease: lease[0])
-    taken = {uuid for _, uuids in leases for uuid in uuids}
-    returned: set[str] = set()
-    for left_s, uuids in leases:
-        taken -= set(uuids)
-        returned |= set(uuids)
-        if could_ever_have([device for device in devices if device.uuid not in taken], returned, request):
-            return max(0.0, left_s)
+    ends = [(left_s, tuple(uuids), True) for left_s, uuids in expiries_s]
+    heapq.heapify(ends)
+    taken = {uuid for _, uuids, _ in ends for uuid in uuids}
+    now_s = 0.0
+    own = {device.uuid for device in devices}
+    for waiting, hold_s, candidates in (*ahead, (request, math.inf, own)):
+        state = now_s, list(ends), list(devices), set(taken)
+        while (
+            chosen := choose([device for device in devices if device.uuid in candidates], taken, waiting)
+        ) is None and ends:
+            left_s, uuids, is_lease = heapq.heappop(ends)
+            now_s = max(now_s, left_s)
+            taken -= set(uuids)
+            # What leases hold comes back with all its memory; what is free keeps what others have of it.
+            devices = [
+                dataclasses.replace(device, memory_free_bytes=device.memory_total_bytes)
+                if is_lease and device.uuid in uuids else device
+                for device in devices
+            ]  # fmt: skip
+        if hold_s == math.inf:
+            return None if chosen is None else now_s
+        if chosen is None:
+            # It waits for something other than leases, and holds nobody up.
+            now_s, ends, devices, taken = state
+            continue
+        uuids = tuple(device.uuid for device in chosen)
+        taken |= set(uuids)
+        heapq.heappush(ends, (now_s + hold_s, uuids, False))
     return None

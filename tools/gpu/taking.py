@@ -10,11 +10,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from flashrt.gpu.checking import keep_apart, look_over, memory_in_use, needs_check
 from flashrt.gpu.devices import Device
 from flashrt.gpu.handshake import Acquirer, AcquirerGoneError
 from flashrt.gpu.inventory import take_inventory
 from flashrt.gpu.lease_directory import LeaseDirectory
 from flashrt.gpu.processes import ProcessIdentity, boottime_ns, pid_namespace
+from flashrt.gpu.quarantine import quarantined
 from flashrt.gpu.records import Lease, Ticket
 from flashrt.gpu.selection import Request, choose, could_ever_have, seconds_until_free
 
@@ -60,14 +62,27 @@ class Busy:
     leases: tuple[Lease, ...]
     ahead: tuple[Ticket, ...]
     unexplained: tuple[str, ...]
+    apart: tuple[str, ...]
     num_free: int
-    retry_after_s: float
+    estimate_s: float | None
+    """When the order is met at the latest if nobody renews and those ahead take their whole time; None: not known."""
+
+    @property
+    def retry_after_s(self) -> float:
+        """Leases are mostly given back early, so asking again is worth it long before they run out."""
+        left_s = RETRY_AFTER_MOST_S if self.estimate_s is None else self.estimate_s
+        return round(min(RETRY_AFTER_MOST_S, max(1.0, left_s)), 1)
 
     def as_dict(self) -> dict[str, Any]:
         """Return the answer to the acquirer."""
         holders = [str(lease) for lease in self.leases] + [str(ticket) for ticket in self.ahead]
-        holders += [f"{uuid} is locked by a process that left no readable record" for uuid in self.unexplained]
-        return {"holders": holders, "num_free": self.num_free, "retry_after_s": self.retry_after_s}
+        holders += [
+            f"{uuid} is locked, but not leased: it is looked over, or its keeper just ends" for uuid in self.unexplained
+        ]
+        return {
+            "holders": holders, "apart": list(self.apart), "num_free": self.num_free, "num_ahead": len(self.ahead),
+            "estimate_s": self.estimate_s, "retry_after_s": self.retry_after_s,
+        }  # fmt: skip
 
 
 @dataclass
@@ -80,7 +95,28 @@ class Holding:
     control: int
 
 
-def attempt(directory: LeaseDirectory, order: Order, number: int | None) -> Holding | Busy:
+@dataclass(frozen=True)
+class Unchecked:
+    """Devices that are locked, and whose last keeper was killed before it saw them free."""
+
+    devices: tuple[Device, ...]
+    marks: dict[str, dict[str, Any]]
+    locks: tuple[int, ...]
+
+    def settle(self, directory: LeaseDirectory) -> None:
+        """Look the devices over, quarantine those that are not free, and let go of all."""
+        try:
+            baselines = {uuid: mark.get("baseline_bytes") for uuid, mark in self.marks.items()}
+            for checkup in look_over(self.devices, baselines):
+                mark = self.marks[checkup.device.uuid]
+                keep_apart([checkup], lease=str(mark.get("lease", "")), holder=str(mark.get("holder", "")))
+                directory.clear_mark(checkup.device.uuid)
+        finally:
+            for lock in self.locks:
+                os.close(lock)
+
+
+def attempt(directory: LeaseDirectory, order: Order, number: int | None) -> Holding | Busy | Unchecked:
     """Take the devices now, all or nothing, or say why not.
 
     Parameters
@@ -91,9 +127,11 @@ def attempt(directory: LeaseDirectory, order: Order, number: int | None) -> Hold
     with directory.exclusive():
         leases = directory.live_leases(inside=True)
         leased = {uuid for lease in leases for uuid in lease.uuids}
+        apart = {device.uuid for device in order.devices} & set(quarantined())
+        order = replace(order, devices=tuple(device for device in order.devices if device.uuid not in apart))
         ahead = _blocking(directory, order, number, leased)
         if ahead:
-            return _busy(order, leases, ahead, set())
+            return _busy(order, leases, ahead, set(), apart)
         unexplained: set[str] = set()
         while (chosen := choose(order.devices, leased | unexplained, order.request)) is not None:
             locks: list[int] = []
@@ -104,10 +142,15 @@ def attempt(directory: LeaseDirectory, order: Order, number: int | None) -> Hold
                     break
                 locks.append(descriptor)
             else:
+                found = {device.uuid: directory.used_mark(device.uuid) for device in needs_check(chosen)}
+                marks = {uuid: mark for uuid, mark in found.items() if mark is not None}
+                if marks:
+                    left = tuple(device for device in chosen if device.uuid in marks)
+                    return Unchecked(left, marks, tuple(locks))
                 return _write_lease(directory, order, chosen, tuple(locks))
             for descriptor in locks:
                 os.close(descriptor)
-        return _busy(order, leases, (), unexplained)
+        return _busy(order, leases, (), unexplained, apart)
 
 
 def _blocking(directory: LeaseDirectory, order: Order, number: int | None, leased: set[str]) -> tuple[Ticket, ...]:
@@ -125,16 +168,23 @@ def _blocking(directory: LeaseDirectory, order: Order, number: int | None, lease
     )
 
 
-def _busy(order: Order, leases: Sequence[Lease], ahead: tuple[Ticket, ...], unexplained: set[str]) -> Busy:
+def _busy(
+    order: Order, leases: Sequence[Lease], ahead: tuple[Ticket, ...], unexplained: set[str], apart: set[str]
+) -> Busy:
     wanted = {device.uuid for device in order.devices}
     relevant = tuple(lease for lease in leases if not wanted.isdisjoint(lease.uuids))
     leased = {uuid for lease in relevant for uuid in lease.uuids}
-    left_s = seconds_until_free(order.devices, [(lease.remaining_s, lease.uuids) for lease in relevant], order.request)
-    # Leases are mostly given back early, so asking again is worth it long before they run out.
-    retry_after_s = min(RETRY_AFTER_MOST_S, max(1.0, RETRY_AFTER_MOST_S if left_s is None else left_s))
-    return Busy(
-        relevant, ahead, tuple(sorted(unexplained)), len(wanted - leased - unexplained), round(retry_after_s, 1)
+    estimate_s = seconds_until_free(
+        order.devices,
+        [(lease.remaining_s, lease.uuids) for lease in relevant],
+        order.request,
+        [(ticket.request, ticket.ttl_s, ticket.candidates) for ticket in ahead],
     )
+    num_free = len(wanted - leased - unexplained)
+    if unexplained:
+        # Nobody knows how long the lock will be held.
+        estimate_s = None
+    return Busy(relevant, ahead, tuple(sorted(unexplained)), tuple(sorted(apart)), num_free, estimate_s)
 
 
 def _write_lease(
@@ -156,6 +206,8 @@ def _write_lease(
         namespace=pid_namespace(),
         holder_process=order.holder_process,
     )
+    for device in needs_check(chosen):
+        directory.mark_used(device.uuid, {"lease": lease.lease, "holder": lease.holder})
     record = directory.publish(directory.record_path(lease.lease), lease.as_record())
     path = directory.control_path(lease.lease)
     os.mkfifo(path, 0o600)
@@ -167,21 +219,22 @@ def _write_lease(
 def queue_and_take(directory: LeaseDirectory, order: Order, acquirer: Acquirer) -> Holding | Busy:
     """Try at once, then wait in the queue for at most `order.wait_s`."""
     start = time.monotonic()
-    result = attempt(directory, order, None)
+    result = _take(directory, order, None)
     while isinstance(result, Busy) and result.unexplained and time.monotonic() < start + SETTLE_S:
         acquirer.wait(0.01)
-        result = attempt(directory, order, None)
+        result = _take(directory, order, None)
     if isinstance(result, Holding) or order.wait_s <= 0:
         return result
     with directory.exclusive():
         number = directory.next_number()
         ticket = Ticket(
-            number, order.holder, order.purpose, order.request, tuple(device.uuid for device in order.devices)
-        )
+            number, order.holder, order.purpose, order.request, tuple(device.uuid for device in order.devices),
+            order.ttl_s,
+        )  # fmt: skip
         place = directory.publish(directory.ticket_path(number), ticket.as_record())
     try:
         refreshed = time.monotonic()
-        while isinstance(result := attempt(directory, order, number), Busy):
+        while isinstance(result := _take(directory, order, number), Busy):
             left_s = start + order.wait_s - time.monotonic()
             if left_s <= 0:
                 return result
@@ -194,6 +247,22 @@ def queue_and_take(directory: LeaseDirectory, order: Order, acquirer: Acquirer) 
     finally:
         directory.ticket_path(number).unlink(missing_ok=True)
         os.close(place)
+
+
+def _take(directory: LeaseDirectory, order: Order, number: int | None) -> Holding | Busy:
+    """Do as `attempt`, with the devices looked over whose last keeper could not."""
+    while isinstance(result := attempt(directory, order, number), Unchecked):
+        result.settle(directory)
+    return result
+
+
+def note_baselines(directory: LeaseDirectory, lease: Lease) -> dict[str, int | None]:
+    """Return the memory in use on the lease's GPUs, and note it, so that it is known should this keeper be killed."""
+    baselines = memory_in_use(lease.devices)
+    for uuid, used in baselines.items():
+        with directory.exclusive():
+            directory.mark_used(uuid, {"lease": lease.lease, "holder": lease.holder, "baseline_bytes": used})
+    return baselines
 
 
 def _look_again(order: Order) -> Order:

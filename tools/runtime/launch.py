@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
-from flashrt.gpu.exports import mask_devices
+from flashrt.gpu.exports import is_instance, mask_devices
 from flashrt.ir.flatten import INPUT, OUTPUT, FlatProgram
 from flashrt.runtime import messages
 from flashrt.runtime.channels.endpoint import Endpoint
@@ -180,7 +180,7 @@ def make_hello(run: Run, worker: WorkerPlan, wiring: Mapping[str, Any], store: i
 def _visible(run: Run, worker: WorkerPlan) -> list[str]:
     """Return the devices that a worker sees: its own first; on GPUs the others too, to reach their memory."""
     own = list(worker.devices)
-    if not any(":" in name for name in own):
+    if not any(":" in name for name in own) or any(is_instance(name) for name in own):
         return own
     return list(dict.fromkeys([*own, *(name for other in run.layout.workers for name in other.devices)]))
 
