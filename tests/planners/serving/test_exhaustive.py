@@ -203,15 +203,20 @@ def test_no_plan_of_the_whole_space_is_better_than_the_answer(seed: int) -> None
     else:
         assert answer.complete
     evaluator = Evaluator(found, settings.load)
-    best, error = 0.0, 0.0
-    for plan, own in plans:
-        shown = evaluator.simulate(plan, own, seed=1)
-        if shown.goodput_per_s.sum() > best:
-            best, error = float(shown.goodput_per_s.sum()), shown.total_error
-    assert answer.best.simulated is not None
-    mine = answer.best.simulated
-    slack = math.hypot(error, mine.total_error)
-    assert mine.goodput_per_s.sum() >= best - slack, (documents(seed), answer.best.plan.allocation)
+    shortly = [float(evaluator.simulate(plan, own, seed=1).goodput_per_s.sum()) for plan, own in plans]
+    finals = [plans[index] for index in np.argsort(shortly)[::-1][:10]]
+    best, error = max(at_length(evaluator, plan, own) for plan, own in finals)
+    mine, own_error = at_length(evaluator, answer.best.plan, answer.best.routes)
+    assert mine >= best - math.hypot(error, own_error), (documents(seed), answer.best.plan.allocation)
+
+
+def at_length(evaluator: Evaluator, plan: Plan, own: Routes) -> tuple[float, float]:
+    """Return a plan's goodput over long simulations, and half the width of its 95 % interval."""
+    runs = [evaluator.simulate(plan, own, num=30_000, seed=seed) for seed in (5, 6, 7)]
+    return (
+        float(np.mean([run.goodput_per_s.sum() for run in runs])),
+        math.sqrt(sum(run.total_error**2 for run in runs)) / len(runs),
+    )
 
 
 def test_the_brute_force_counts_what_the_planner_counts() -> None:

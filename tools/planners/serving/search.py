@@ -367,16 +367,20 @@ class _Search:
         settings, proved = self.settings, True
         done: list[Candidate] = []
         for candidate in self.kept.in_order():
-            if candidate.value * (1 + ESTIMATE_SLACK) <= self.floor:
-                break
+            if id(candidate) in self.shown:
+                done.append(replace(candidate, simulated=self.shown[id(candidate)]))
+                continue
+            if self.floor > 0 and self.floor >= candidate.value * (1 + ESTIMATE_SLACK):
+                continue
             if len(done) >= settings.max_simulated or (len(done) >= NUM_FIRST and self._spent(SIMULATED_SHARE)):
                 proved = False
-                break
+                continue
             self.progress(0.82 + 0.1 * len(done) / settings.max_simulated, f"simulation {len(done) + 1}")
             done.append(replace(candidate, simulated=self._simulated(candidate)))
-        else:
-            # All that were kept are simulated; others were dropped only where there were too many.
-            proved = self.kept.num <= settings.max_kept
+        if self.kept.num > settings.max_kept:
+            # Those that were dropped were estimated below all that were kept.
+            least = self.kept.in_order()[-1].value
+            proved &= self.floor >= least * (1 + ESTIMATE_SLACK)
         self.counts["simulated"] = len(done)
         return done, proved
 
