@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from flashrt import __version__
 from flashrt.errors import FlashrtError
 from flashrt.mcp_server.plan_command import add_plan
+from flashrt.mcp_server.serving_command import add_plan_serving
 
 if TYPE_CHECKING:
     from flashrt.mcp_server.client import Answer
@@ -65,6 +66,7 @@ def build_parser() -> argparse.ArgumentParser:
     _add_workspace(deploy)
 
     _add_workspace(add_plan(commands))
+    _add_workspace(add_plan_serving(commands))
     _add_gpu(commands)
     commands.add_parser("doctor", help="say what works on this machine and what to install")
     return parser
@@ -119,6 +121,10 @@ def main(argv: Sequence[str] | None = None) -> int:
             from flashrt.mcp_server.plan_command import run_plan
 
             return run_plan(options)
+        if options.command == "plan-serving":
+            from flashrt.mcp_server.serving_command import run_plan_serving
+
+            return run_plan_serving(options)
         if options.command == "gpu":
             from flashrt.mcp_server.gpu_command import run_gpu
 

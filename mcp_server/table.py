@@ -56,6 +56,13 @@ TABLE: tuple[Tool, ...] = (
         job=True,
     ),
     Tool(
+        "plan_serving",
+        "Plan executors and routes for many users of a multimodal model with mixed request types: the highest goodput "
+        "(requests within their latency targets) on so many GPUs, or the fewest GPUs for a goodput. Returns plan, front, "
+        "why, counts and seconds by phase, plots. Job.",
+        job=True,
+    ),
+    Tool(
         "equivalence_check",
         "Drive baseline and candidate with the same hidden inputs, compare every output element by element, and name "
         "the first difference. Job.",

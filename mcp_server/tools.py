@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from pydantic import Field, StrictInt
+from pydantic import Field
 
 from flashrt.errors import Finding, InputError, input_error, listed
 from flashrt.mcp_server.devices import device_names
-from flashrt.mcp_server.workspace import Workspace
+from flashrt.mcp_server.planner_tools import PlannerTools
 
 if TYPE_CHECKING:
     from flashrt.bench.settings import RunSettings
@@ -50,11 +50,8 @@ NeighboursArgument = Annotated[
 ConfigArgument = Annotated[dict[str, Any] | None, Field(description="The application's own options")]
 
 
-class Tools:
+class Tools(PlannerTools):
     """The tools' functions, bound to one workspace; each returns a JSON-ready mapping."""
-
-    def __init__(self, workspace: Workspace) -> None:
-        self.workspace = workspace
 
     def ir_build(
         self,
@@ -367,69 +364,6 @@ class Tools:
             findings += _findings_of(lambda: choose_degrees(built, degrees, None))
         if findings:
             raise InputError(findings)
-        return {}
-
-    def plan_deployment(
-        self,
-        program: ProgramArgument,
-        profile: Annotated[str, Field(description="Profile id from profile_measure, or path of a profile document")],
-        devices: Annotated[
-            StrictInt | str | list[str],
-            Field(description="How many (emulated), or a lease id or names, whose kind, islands and memory then count"),
-        ],
-        objective: Annotated[
-            Literal["front", "rate", "latency", "devices"],
-            Field(description="devices: the fewest that keep the limits; front: all that is best"),
-        ] = "front",
-        time_limit_s: Annotated[
-            float, Field(gt=0, le=3600, description="Then the search stops and the proof says the gap")
-        ] = 10,
-        max_period_ms: Annotated[float | None, Field(gt=0, le=1e9, description="Sustained period, at most")] = None,
-        min_fps: Annotated[
-            float | None, Field(gt=0, le=1e9, description="The same as a rate; needs frames_per_batch in the profile")
-        ] = None,
-        max_latency_ms: Annotated[
-            float | None, Field(gt=0, le=1e9, description="From a batch being ready to its last output")
-        ] = None,
-        memory_bytes: Annotated[
-            int | None, Field(gt=0, description="Of each device; default: the lease's, else unlimited")
-        ] = None,
-        islands: Annotated[
-            list[list[int]] | None,
-            Field(description="Device numbers that fast links join, for groups to stay within; default: the lease's"),
-        ] = None,
-        pins: Annotated[
-            dict[str, Any] | None,
-            Field(
-                description="{place: {op: [device]}, together: [[op]], apart: [[op]], degree: {op: n}}; op: a path, "
-                "glob or node"
-            ),
-        ] = None,
-        overlap: Annotated[
-            Literal["disjoint", "aligned"], Field(description="aligned: groups inside others too, which do not run yet")
-        ] = "disjoint",
-        max_stagger: Annotated[
-            int, Field(ge=0, le=16, description="By how many batches operations of a device may be apart")
-        ] = 0,
-        split_states: Annotated[
-            bool, Field(description="Users of a written state in several groups too, which do not run yet")
-        ] = False,
-        min_gain: Annotated[
-            float,
-            Field(
-                ge=0, lt=1, description="Points that gain less (a share) are left out, and listed; 0: the whole front"
-            ),
-        ] = 0.005,
-    ) -> dict[str, Any]:
-        """Refuse wrong arguments before a job is started."""
-        from flashrt.mcp_server.planning import read_question
-
-        read_question(self.workspace, {
-            "program": program, "profile": profile, "devices": devices, "objective": objective, "pins": pins,
-            "time_limit_s": time_limit_s, "max_period_ms": max_period_ms, "min_fps": min_fps,
-            "max_latency_ms": max_latency_ms, "memory_bytes": memory_bytes, "islands": islands, "overlap": overlap,
-            "max_stagger": max_stagger, "split_states": split_states, "min_gain": min_gain,
-        })  # fmt: skip
         return {}
 
     def equivalence_check(

@@ -284,6 +284,24 @@ def plan_deployment(root: Path, arguments: Mapping[str, Any], progress: Progress
     return record
 
 
+def plan_serving(root: Path, arguments: Mapping[str, Any], progress: Progress, folder: Path) -> dict[str, Any]:
+    """Plan serving, write the deployment, draw the answer, and run it on emulated executors where that is asked."""
+    from flashrt.mcp_server.serving import as_text, ask, read_question, run_plan, write_answer
+
+    workspace = Workspace(root)
+    question = read_question(workspace, arguments)
+    answer = ask(question, lambda share, text: progress(0.05 + 0.75 * share, text))
+    progress(0.82, "why, and pictures")
+    record, paths = write_answer(answer, folder)
+    if question.emulate_requests:
+        progress(0.9, f"{question.emulate_requests} requests on emulated executors")
+        record["emulated_run"] = run_plan(question, answer)
+    record["artifacts"] = {name: workspace.relative(path) for name, path in paths.items()}
+    path = folder / "plan-serving.json"
+    path.write_text(as_text(record))
+    return record
+
+
 def find_system(workspace: Workspace, reference: str, where: str, kinds: Sequence[str] = ()) -> Any:
     """Return the system that a reference names; `kinds` bounds what it may be."""
     from flashrt.bench import resolve_system
