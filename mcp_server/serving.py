@@ -1,4 +1,4 @@
-"""What ``plan_serving`` and ``flashrt plan-serving`` share: the documents read, the planner asked, the answer written."""
+"""What ``plan_serving`` and ``flashrt plan-serving`` share: documents read, the planner asked, the answer written."""
 
 from __future__ import annotations
 

@@ -76,8 +76,8 @@ def run_plan_serving(options: argparse.Namespace) -> int:
     console.print(table)
     plan = record["plan"]
     lines = [
-        f"goodput {plan['goodput_per_s']:.4g} ± {plan['goodput_error_95']:.2g} requests/s of {plan['offered_per_s']:.4g} "
-        f"offered, on {plan['gpus']} GPUs (predicted; profile {record['provenance']})",
+        f"goodput {plan['goodput_per_s']:.4g} ± {plan['goodput_error_95']:.2g} requests/s "
+        f"of {plan['offered_per_s']:.4g} offered, on {plan['gpus']} GPUs (predicted; profile {record['provenance']})",
         f"bottleneck: {record['why']['bottleneck']}; one more GPU: {record['why']['next_gpu']['text']}",
         *(one["text"] for one in record["why"]["merges"]),
         *(f"note: {note}" for note in record["notes"]),
@@ -86,8 +86,8 @@ def run_plan_serving(options: argparse.Namespace) -> int:
         with errors.status("running on emulated executors"):
             shown = serving.run_plan(question, answer)
         lines.append(
-            f"EMULATED: {shown['goodput_per_s']:.4g} requests/s good, {shown['predicted_goodput_per_s']:.4g} predicted for "
-            f"the same {shown['requests']} requests, {shown['executors']} executors"
+            f"EMULATED: {shown['goodput_per_s']:.4g} requests/s good, {shown['predicted_goodput_per_s']:.4g} predicted "
+            f"for the same {shown['requests']} requests, {shown['executors']} executors"
         )
     for line in [*lines, *(f"wrote {path}" for path in paths.values())]:
         console.print(line, markup=False, highlight=False, soft_wrap=True)

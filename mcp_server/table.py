@@ -58,8 +58,8 @@ TABLE: tuple[Tool, ...] = (
     Tool(
         "plan_serving",
         "Plan executors and routes for many users of a multimodal model with mixed request types: the highest goodput "
-        "(requests within their latency targets) on so many GPUs, or the fewest GPUs for a goodput. Returns plan, front, "
-        "why, counts and seconds by phase, plots. Job.",
+        "(requests within their latency targets) on so many GPUs, or the fewest GPUs for a goodput. Returns plan, "
+        "front, why, counts and seconds by phase, plots. Job.",
         job=True,
     ),
     Tool(
