@@ -114,12 +114,12 @@ def omni() -> Example:
 
     spoken = [kind for kind in kinds if kind.endswith("audio") and "_audio" in kind]
     parts = (
-        Part("image_encoder", of("image", 12.0), 0.55, "static", 6.0),
-        Part("video_encoder", of("video", 60.0), 0.6, "static", 20.0),
-        Part("audio_encoder", of("audio", 25.0), 0.5, "static", 4.0),
-        Part("thinker", {kind: 420.0 + 60.0 * len(given) for kind, given in kinds.items()}, 0.055, "continuous"),
+        Part("image_encoder", of("image", 8.0), 0.55, "static", 6.0),
+        Part("video_encoder", of("video", 26.0), 0.6, "static", 20.0),
+        Part("audio_encoder", of("audio", 10.0), 0.5, "static", 4.0),
+        Part("thinker", {kind: 110.0 + 30.0 * len(given) for kind, given in kinds.items()}, 0.055, "continuous"),
         Part("talker", dict.fromkeys(spoken, 2700.0), 0.085, "continuous"),
-        Part("vocoder", dict.fromkeys(spoken, 45.0), 0.55, "static"),
+        Part("vocoder", dict.fromkeys(spoken, 60.0), 0.55, "static"),
     )
     edges = (
         ("image_encoder", "thinker"), ("video_encoder", "thinker"), ("audio_encoder", "thinker"),
@@ -139,7 +139,7 @@ def omni() -> Example:
     return Example(
         "qwen3-omni-like", parts, edges,
         {"audio-third": workload(1 / 3), "audio-two-thirds": workload(2 / 3)}, (1, 2), (1, 4, 16),
-        {frozenset({"talker", "vocoder"}): 0.05, frozenset({"thinker", "talker"}): 0.25}, 0.015,
+        {frozenset({"talker", "vocoder"}): 0.02, frozenset({"thinker", "talker"}): 0.25}, 0.015,
     )  # fmt: skip
 
 

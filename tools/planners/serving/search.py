@@ -43,6 +43,7 @@ NUM_SHORT = 4000
 NUM_FIRST = 8
 NUM_FINAL = 10
 NUM_POLISHED = 5
+NUM_EACH = 12
 
 
 @dataclass(frozen=True)
@@ -366,7 +367,7 @@ class _Search:
         """Simulate shortly, from the best estimate down; return whether no other can be expected to be better."""
         settings, proved = self.settings, True
         done: list[Candidate] = []
-        for candidate in self.kept.in_order():
+        for candidate in self._to_simulate():
             if id(candidate) in self.shown:
                 done.append(replace(candidate, simulated=self.shown[id(candidate)]))
                 continue
@@ -384,11 +385,22 @@ class _Search:
         self.counts["simulated"] = len(done)
         return done, proved
 
+    def _to_simulate(self) -> list[Candidate]:
+        """Return what was kept, by estimate; the best of each simple subplan first, because estimates err."""
+        ranked = self.kept.in_order()
+        places: dict[int, int] = {}
+        seen: dict[tuple[int, ...], int] = {}
+        for candidate in ranked:
+            if self._is_simple(candidate.chosen) and seen.get(candidate.chosen, 0) < NUM_EACH:
+                places[id(candidate)] = seen[candidate.chosen] = seen.get(candidate.chosen, 0) + 1
+        return sorted(ranked, key=lambda one: places.get(id(one), NUM_EACH + 1))
+
     def _polish(self, done: list[Candidate]) -> list[Candidate]:
         """Exchange executors of the best simulated plans as long as simulations get better and time is left."""
         found: list[Candidate] = []
         ranked = sorted(done, key=lambda one: -self._value(one.simulated))
-        for start in ranked[:NUM_POLISHED]:
+        starts = {one.chosen: one for one in reversed(ranked)}
+        for start in sorted(starts.values(), key=lambda one: -self._value(one.simulated))[:NUM_POLISHED]:
 
             def judge(plan: Plan, own: Routes, chosen: tuple[int, ...] = start.chosen) -> float:
                 estimate = self.evaluator.estimate(plan, own).goodput_per_s
@@ -400,7 +412,12 @@ class _Search:
                 found.append(Candidate(chosen, plan, own, value, estimate, shown))
                 return self._value(shown)
 
-            refine(self.space, start.chosen, start.plan, self._value(start.simulated), judge, lambda: self._spent(1.0))
+            until = time.monotonic() + (1 - SIMULATED_SHARE) * self.settings.time_limit_s / 2
+
+            def is_over(until: float = until) -> bool:
+                return self._spent(1.0) or time.monotonic() > until
+
+            refine(self.space, start.chosen, start.plan, self._value(start.simulated), judge, is_over)
         self.counts["polished"] = len(found)
         return found
 
