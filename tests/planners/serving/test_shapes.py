@@ -93,7 +93,9 @@ def test_no_baseline_is_better(case: tuple[str, str]) -> None:
         settings = restricted(Settings(time_limit_s=2))
         other = plan_serving(shipped(*case), 8, settings, allowed=groups.allowed)
         assert other.best.simulated is not None
-        assert mine >= other.best.simulated.goodput_per_s.sum() - found.best.simulated.total_error, name
+        # Equal as far as simulations can tell: their intervals meet.
+        slack = found.best.simulated.total_error + other.best.simulated.total_error
+        assert mine >= other.best.simulated.goodput_per_s.sum() - slack, name
 
 
 def test_the_shipped_documents_are_what_their_rules_make() -> None:

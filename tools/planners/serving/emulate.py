@@ -149,10 +149,7 @@ class _Driver:
                 moments += [self._due[0][0]] if self._due else []
                 wait = min(moments, default=now + 0.1) - time.monotonic()
                 for key, _ in selector.select(max(wait, 0)):
-                    packet = self._ends[key.data].recv(DONE.size)
-                    if not packet:
-                        raise _failed("executors that run", f"executor {key.data} ended")
-                    done += self._done(int(DONE.unpack(packet)[0]))
+                    done += self._done(self._receive(key.data))
         return self._finish_s * 1e3 * self._speedup
 
     def _await_all(self, selector: selectors.BaseSelector) -> None:
@@ -162,9 +159,15 @@ class _Driver:
             if not found:
                 raise _failed(f"executors that start within {START_S:.0f} s", f"{len(waiting)} did not")
             for key, _ in found:
-                if not self._ends[key.data].recv(DONE.size):
-                    raise _failed("executors that start", f"executor {key.data} ended")
+                self._receive(key.data)
                 waiting.discard(key.data)
+
+    def _receive(self, row: int) -> int:
+        """Return the visit that an executor has done."""
+        with suppress(ConnectionResetError):
+            if packet := self._ends[row].recv(DONE.size):
+                return int(DONE.unpack(packet)[0])
+        raise _failed("executors that run", f"executor {row} ended")
 
     def _enter(self, request: int) -> None:
         flat, kind = self._flat, int(self._kinds[request])

@@ -39,11 +39,11 @@ MOST_EXHAUSTED = 2e6
 """A space with more physical candidates is not gone through plan by plan."""
 ESTIMATE_SLACK = 1.0
 """By how much a simulation may beat the estimate of its plan before the search would miss it."""
-NUM_SHORT = 4000
+NUM_SHORT = 6000
 NUM_FIRST = 8
-NUM_FINAL = 10
+NUM_FINAL = 16
 NUM_POLISHED = 5
-NUM_EACH = 12
+NUM_EACH = 6
 
 
 @dataclass(frozen=True)
