@@ -100,7 +100,7 @@ class PlannerTools:
         ] = None,
         routing: Annotated[Literal["lp", "grid"], Field(description="grid: steps of 0.1")] = "lp",
         alpha: Annotated[float, Field(gt=0, le=1, description="Share of the largest rate that is offered")] = 0.95,
-        time_limit_s: Annotated[float, Field(gt=0, le=3600)] = 8,
+        time_limit_s: Annotated[float, Field(gt=0, le=3600)] = 7,
         device: Annotated[
             str | None, Field(description="Name of the GPUs; another than the profile's is refused")
         ] = None,

@@ -70,7 +70,7 @@ def read_question(workspace: Workspace, arguments: Mapping[str, Any]) -> Questio
     workload = kept(lambda: read_workload(path("workload")))
     profile = kept(lambda: read_serving_profile(path("profile")))
     devices = kept(lambda: devices_to_plan(arguments["devices"]))
-    policy = arguments.get("policy") or "total"
+    policy: Any = arguments.get("policy") or "total"
     if policy not in POLICIES:
         findings.append(
             Finding("argument 'policy'", listed(POLICIES), f"'{policy}'", "name one of them", rule="unknown-policy",
@@ -96,7 +96,7 @@ def read_question(workspace: Workspace, arguments: Mapping[str, Any]) -> Questio
         raise InputError(list(dict.fromkeys(findings)))
     load = Load(alpha=float(arguments.get("alpha") or 0.95), seed=int(arguments.get("seed") or 1), trace_s=trace)
     settings = Settings(
-        policy=policy, time_limit_s=float(arguments.get("time_limit_s") or 8.0), load=load,
+        policy=policy, time_limit_s=float(arguments.get("time_limit_s") or 7.0), load=load,
         routing=arguments.get("routing") or "lp",
     )  # fmt: skip
     if restriction is not None:

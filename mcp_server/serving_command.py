@@ -23,7 +23,7 @@ def add_plan_serving(commands: Any) -> argparse.ArgumentParser:
     plan.add_argument("--restriction", help="a baseline: monolithic, disaggregated, encoder_split, epd, or a+b,c")
     plan.add_argument("--routing", choices=("lp", "grid"), default="lp", help="grid: steps of 0.1, as in the paper")
     plan.add_argument("--alpha", type=float, default=0.95, help="share of the largest rate that is offered")
-    plan.add_argument("--time-limit-s", type=float, default=8.0)
+    plan.add_argument("--time-limit-s", type=float, default=7.0)
     plan.add_argument("--emulate-requests", type=int, default=0, help="run the plan on emulated executors with so many")
     plan.add_argument("--speedup", type=float, default=1.0, help="with --emulate-requests: faster than life")
     plan.add_argument("--out", type=Path, metavar="FOLDER", help="write deployment, pictures and JSON")

@@ -1,9 +1,9 @@
 """Write the serving documents that FlashRT ships: models, workloads, and synthetic profiles, marked as declared.
 
 The profiles carry the asymmetries that Cornfigurator's paper (``papers/002``, section 6) names, and no measured figure:
-the audio generator is heavy and the image encoder light (Qwen3-Omni-like), the image encoder is heavy (InternVL-like) or
-small (Qwen-VL-like), the first of two stages is light (Qwen-Image-like). Times of one request alone on one GPU are chosen;
-all others follow from the rules in this file.
+the audio generator is heavy and the image encoder light (Qwen3-Omni-like), the image encoder is heavy (InternVL-like)
+or small (Qwen-VL-like), the first of two stages is light (Qwen-Image-like). Times of one request alone on one GPU are
+chosen; all others follow from the rules in this file.
 """
 
 from __future__ import annotations

@@ -51,7 +51,7 @@ def next_gpu(answer: Answer, evaluator: Evaluator) -> dict[str, Any]:
     problem, best = answer.problem, answer.best
     before = _shown(answer, evaluator, best.plan, best.routes)
     found: tuple[float, Plan] | None = None
-    ranked = []
+    ranked: list[tuple[float, int, Plan]] = []
     for allocation in exchanges(problem, best.plan, answer.space.num_gpus + 1, answer.space.max_kinds):
         plan = best_routing(problem, best.routes, best.plan.logical, allocation, answer.space.routings)
         if plan.rate_per_s > 0 and plan.num_gpus(problem) > best.plan.num_gpus(problem):

@@ -290,8 +290,8 @@ def _linear_program(
     split = np.zeros((len(problem.types), len(allocation), width(allocation)))
     for key, flow in flows.items():
         path_share[key] = max(flow.solution_value(), 0)
-    for key, part in parts.items():
-        split[key] = max(part.solution_value(), 0)
+    for spot, part in parts.items():
+        split[spot] = max(part.solution_value(), 0)
     for shares in (path_share, split):
         shares[shares < SMALL_FLOW * rate.solution_value()] = 0
         total = shares.sum(axis=-1, keepdims=True)

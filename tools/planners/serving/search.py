@@ -74,7 +74,7 @@ class Settings:
     keep_redundant: bool = True
     policy: Policy = "total"
     target_percentile: float = 25.0
-    time_limit_s: float = 8.0
+    time_limit_s: float = 7.0
     max_kept: int = 2000
     max_simulated: int = 400
     max_logical: int = 4000

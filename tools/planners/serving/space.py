@@ -79,8 +79,7 @@ class Space:
         Pairs are looked at as arrays; more than two subplans are pairs, each extended by one.
         """
         order = np.argsort(self.least_gpus, kind="stable")
-        found = [(one,) for one in range(len(self.subplans)) if self.fits((one,))]
-        layers = [found]
+        layers: list[list[tuple[int, ...]]] = [[(one,) for one in range(len(self.subplans)) if self.fits((one,))]]
         for _ in range(self.max_subplans - 1):
             layers.append(self._extended(layers[-1], order, most))
         every = [chosen for layer in layers for chosen in layer if np.isfinite(self.bound_per_s(chosen))]

@@ -38,7 +38,7 @@ class Simple:
 
 def merged(components: Sequence[int], merges: Sequence[tuple[int, int]]) -> frozenset[int]:
     """Return the nodes, as bits, that merging these pairs makes of the components."""
-    graph = nx.Graph()
+    graph: nx.Graph[int] = nx.Graph()
     graph.add_nodes_from(components)
     graph.add_edges_from(merges)
     return frozenset(sum(1 << component for component in group) for group in nx.connected_components(graph))
@@ -82,7 +82,7 @@ def _in_order(
 ) -> tuple[tuple[int, ...], tuple[tuple[int, ...], ...]] | None:
     """Return nodes in topological order with what each needs, or None where merging made a cycle."""
     home = {bit: node for node in nodes for bit in range(node.bit_length()) if node >> bit & 1}
-    graph = nx.DiGraph()
+    graph: nx.DiGraph[int] = nx.DiGraph()
     graph.add_nodes_from(sorted(nodes))
     graph.add_edges_from((home[a], home[b]) for a, b in edges if home[a] != home[b])
     if not nx.is_directed_acyclic_graph(graph):
