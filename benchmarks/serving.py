@@ -61,7 +61,7 @@ def by_gpus() -> None:
         assert shown is not None
         print(f"  {num_gpus:3} GPUs: {time.perf_counter() - begin:5.1f} s, "
               f"{answer.counts['physical_candidates']:.1e} candidates, {answer.counts['estimated']:,.0f} estimated, "
-              f"{answer.counts['simulated']:.0f} simulated; good {shown.goodput_per_s.sum():.3g} requests/s")  # fmt: skip
+              f"{answer.counts['simulated']:.0f} simulated; good {shown.goodput_per_s.sum():.3g}/s")  # fmt: skip
 
 
 def throughput(answer: Answer) -> bool:
