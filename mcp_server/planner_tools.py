@@ -108,6 +108,7 @@ class PlannerTools:
             int, Field(ge=0, le=100_000, description="Run the plan on emulated executors with so many requests")
         ] = 0,
         speedup: Annotated[float, Field(gt=0, le=1000, description="Of that run, against life")] = 1,
+        cluster: Annotated[Literal["ray"] | None, Field(description="Spread that run over RAY_ADDRESS's nodes")] = None,
         seed: Annotated[int, Field(ge=0, lt=2**32)] = 1,
     ) -> dict[str, Any]:
         """Refuse wrong arguments before a job is started."""
@@ -117,6 +118,6 @@ class PlannerTools:
             "model": model, "workload": workload, "profile": profile, "devices": devices, "policy": policy,
             "goodput_per_s": goodput_per_s, "restriction": restriction, "routing": routing, "alpha": alpha,
             "time_limit_s": time_limit_s, "device": device, "emulate_requests": emulate_requests, "speedup": speedup,
-            "seed": seed,
+            "cluster": cluster, "seed": seed,
         })  # fmt: skip
         return {}

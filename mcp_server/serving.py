@@ -31,6 +31,7 @@ class Question:
     goodput_per_s: float | None
     emulate_requests: int
     speedup: float
+    cluster: bool
 
 
 def read_question(workspace: Workspace, arguments: Mapping[str, Any]) -> Question:
@@ -103,7 +104,7 @@ def read_question(workspace: Workspace, arguments: Mapping[str, Any]) -> Questio
         settings = restricted(settings)
     return Question(
         problem, devices.num_devices, settings, restriction, wanted, int(arguments.get("emulate_requests") or 0),
-        float(arguments.get("speedup") or 1.0),
+        float(arguments.get("speedup") or 1.0), arguments.get("cluster") == "ray",
     )  # fmt: skip
 
 
@@ -128,14 +129,14 @@ def run_plan(question: Question, answer: Any) -> dict[str, Any]:
 
     found = run_emulated(
         Evaluator(answer.problem, answer.settings.load), answer.best.plan, answer.best.routes,
-        num_requests=question.emulate_requests, speedup=question.speedup,
+        num_requests=question.emulate_requests, speedup=question.speedup, cluster=question.cluster,
     )  # fmt: skip
     reached, predicted = (float(one.goodput_per_s.sum()) for one in (found.reached, found.predicted))
     return {
         "emulated": True, "goodput_per_s": reached, "predicted_goodput_per_s": predicted,
         "ratio": reached / predicted if predicted else None, "throughput_per_s": found.reached.throughput_per_s,
         "executors": found.num_executors, "requests": found.num_requests, "seconds": round(found.seconds, 2),
-        "speedup": found.speedup,
+        "speedup": found.speedup, "placed_by": "ray" if question.cluster else "this host",
     }  # fmt: skip
 
 
@@ -150,6 +151,20 @@ def write_answer(answer: Any, folder: Path) -> tuple[dict[str, Any], dict[str, P
     paths["deployment"] = folder / "serving-deployment.yaml"
     paths["deployment"].write_text(as_yaml(deployment_record(answer)))
     return record, paths
+
+
+def write_measured(operations: Path, folder: Path) -> Path:
+    """Write the serving profile that measured profiles of operations make; return its path."""
+    from flashrt.analysis.search.pages import as_yaml
+    from flashrt.planners.serving.measured import serving_profile
+
+    found = serving_profile(operations)
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / "serving-profile.yaml"
+    path.write_text(as_yaml(found.model_dump(mode="json", by_alias=True, exclude_defaults=True) | {
+        "schema": "flashrt/serving-profile@1"
+    }))  # fmt: skip
+    return path
 
 
 def copy_examples(folder: Path) -> list[str]:

@@ -26,6 +26,10 @@ def add_plan_serving(commands: Any) -> argparse.ArgumentParser:
     plan.add_argument("--time-limit-s", type=float, default=7.0)
     plan.add_argument("--emulate-requests", type=int, default=0, help="run the plan on emulated executors with so many")
     plan.add_argument("--speedup", type=float, default=1.0, help="with --emulate-requests: faster than life")
+    plan.add_argument("--cluster", choices=("ray",), help="with --emulate-requests: on the nodes at RAY_ADDRESS")
+    plan.add_argument(
+        "--measured", type=Path, metavar="FILE", help="make a serving profile of measured profiles, and end"
+    )
     plan.add_argument("--out", type=Path, metavar="FOLDER", help="write deployment, pictures and JSON")
     plan.add_argument("--examples", type=Path, metavar="FOLDER", help="copy the documents that FlashRT ships, and end")
     return plan
@@ -44,6 +48,10 @@ def run_plan_serving(options: argparse.Namespace) -> int:
         for name in serving.copy_examples(options.examples):
             console.print(f"wrote {options.examples / name}", highlight=False, soft_wrap=True)
         return 0
+    if options.measured is not None:
+        path = serving.write_measured(options.measured, options.out or Path())
+        console.print(f"wrote {path}", highlight=False, soft_wrap=True)
+        return 0
     missing = [name for name in ("model", "workload", "profile", "devices") if getattr(options, name) is None]
     if missing:
         raise input_error(
@@ -53,7 +61,7 @@ def run_plan_serving(options: argparse.Namespace) -> int:
     arguments = {
         name: getattr(options, name)
         for name in ("model", "workload", "profile", "devices", "policy", "goodput_per_s", "routing", "alpha",
-                     "time_limit_s", "emulate_requests", "speedup")
+                     "time_limit_s", "emulate_requests", "speedup", "cluster")
     }  # fmt: skip
     restriction = options.restriction
     if restriction and ("," in restriction or "+" in restriction):

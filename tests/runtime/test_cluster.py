@@ -20,9 +20,12 @@ from flashrt.bench.process import SystemProcess
 from flashrt.errors import InputError
 from flashrt.ir import build_file
 from flashrt.ir.interpret import interpret
+from flashrt.planners.serving import Evaluator, Load, Settings, plan_serving
+from flashrt.planners.serving.emulate import run_emulated
 from flashrt.runtime import cluster as backend
 from flashrt.runtime.serve import plan_workers, start_workers
 from tests.ir.documents import edge, flat_graph
+from tests.planners.serving.test_documents import problem
 from tests.runtime.running import assert_same, outputs_by_batch, run, start, write_application
 
 OPS = """
@@ -202,3 +205,12 @@ def test_too_few_resources_and_no_cluster_are_refused(tmp_path: Path, monkeypatc
     ray.shutdown()
     with pytest.raises(InputError, match=r"a Ray cluster at 127.0.0.1:1.*ray start --head"):
         begin()
+
+
+def test_a_serving_plan_runs_on_the_nodes() -> None:
+    """Ray places the plan's executors; requests go to them directly, and no actor is left."""
+    answer = plan_serving(problem(), 4, Settings(time_limit_s=1, load=Load(num_simulated=2000)))
+    evaluator = Evaluator(answer.problem, answer.settings.load)
+    found = run_emulated(evaluator, answer.best.plan, answer.best.routes, num_requests=100, cluster=True)
+    assert np.isfinite(np.concatenate(found.reached.latency_ms)).all()
+    assert found.num_executors == sum(count for node in answer.best.plan.allocation for _, count in node)

@@ -14,9 +14,10 @@ import subprocess
 import sys
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -51,9 +52,21 @@ class Emulated:
 
 
 def run_emulated(
-    evaluator: Evaluator, plan: Plan, routes: Routes, *, num_requests: int = 1000, speedup: float = 1.0, seed: int = 2
+    evaluator: Evaluator,
+    plan: Plan,
+    routes: Routes,
+    *,
+    num_requests: int = 1000,
+    speedup: float = 1.0,
+    seed: int = 2,
+    cluster: bool = False,
 ) -> Emulated:
     """Serve requests at α·R by processes that are busy for as long as the profile says.
+
+    Parameters
+    ----------
+    cluster
+        Executors are actors that Ray spreads over the nodes of the cluster at ``RAY_ADDRESS``, not processes here.
 
     Raises
     ------
@@ -69,27 +82,37 @@ def run_emulated(
     with ExitStack() as stack:
         mark = uuid.uuid4().hex
         stack.callback(kill_marked, mark)
-        ends = [stack.enter_context(_executor(problem, flat, row, speedup, mark)) for row in range(len(flat.engine_of))]
+        rows = [executor_settings(problem, flat, row, speedup) for row in range(len(flat.engine_of))]
+        if cluster:
+            from flashrt.planners.serving.cluster import executors_on_cluster
+
+            ends = stack.enter_context(executors_on_cluster(rows))
+        else:
+            ends = [stack.enter_context(_executor(settings, mark)) for settings in rows]
         finish_ms = _Driver(flat, ends, arrivals_ms, kinds, draws, evaluator.load.transfer_ms, speedup).run()
     reached = judge(problem, arrivals_ms, kinds, finish_ms, np.zeros(len(ends)))
     predicted = evaluator.simulate(plan, routes, num=num_requests, seed=seed)
     return Emulated(reached, predicted, len(ends), num_requests, time.monotonic() - begin, speedup)
 
 
-@contextmanager
-def _executor(problem: Problem, flat: Flat, row: int, speedup: float, mark: str) -> Iterator[socket.socket]:
-    """Start an executor, and yield the socket to it; it is ended and reaped however this is left."""
+def executor_settings(problem: Problem, flat: Flat, row: int, speedup: float) -> dict[str, Any]:
+    """Return what an executor is told: its batching, and latencies in seconds of the clock."""
     k = int(flat.configuration_of[row])
     one = problem.configurations[k]
     tables = problem.latency_ms[one.engine, :, : one.batch]
-    settings = {
+    return {
         "batch": one.batch,
         "static": bool(flat.static_of[row]),
         "latency_s": (np.where(np.isfinite(tables), tables, 0) / 1e3 / speedup).tolist(),
         "keeps": problem.occupancy[k].tolist(),
         "cpu_s": (problem.cpu_ms[one.engine] / 1e3 / speedup).tolist(),
     }
-    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+
+
+@contextmanager
+def _executor(settings: Mapping[str, Any], mark: str) -> Iterator[socket.socket]:
+    """Start an executor, and yield the socket to it; it is ended and reaped however this is left."""
+    ours, theirs = socket.socketpair()
     with ours, theirs:
         process = subprocess.Popen(
             [sys.executable, "-P", "-m", "flashrt.planners.serving.executor", "--fd", str(theirs.fileno())],
@@ -165,8 +188,9 @@ class _Driver:
     def _receive(self, row: int) -> int:
         """Return the visit that an executor has done."""
         with suppress(ConnectionResetError):
-            if packet := self._ends[row].recv(DONE.size):
-                return int(DONE.unpack(packet)[0])
+            record = self._ends[row].recv(DONE.size, socket.MSG_WAITALL)
+            if len(record) == DONE.size:
+                return int(DONE.unpack(record)[0])
         raise _failed("executors that run", f"executor {row} ended")
 
     def _enter(self, request: int) -> None:
@@ -194,7 +218,7 @@ class _Driver:
             self._draws[request, 1 + 2 * place],
         )  # fmt: skip
         try:
-            self._ends[row].send(REQUEST.pack(visit, kind, float(self._draws[request, 2 + 2 * place])))
+            self._ends[row].sendall(REQUEST.pack(visit, kind, float(self._draws[request, 2 + 2 * place])))
         except OSError as error:
             raise _failed("executors that run", f"executor {row} ended ({error})") from None
 

@@ -1,6 +1,6 @@
 """An executor on emulated GPUs: a process that takes requests, batches them, and is busy as long as the profile says.
 
-``python -m flashrt.planners.serving.executor --fd N``: settings as JSON on standard input, requests as packets on the
+``python -m flashrt.planners.serving.executor --fd N``: settings as JSON on standard input, requests as records on the
 socket. It ends when the other end of the socket is closed, however that comes about.
 """
 
@@ -103,10 +103,10 @@ def serve(engine: Engine, end: socket.socket) -> None:
             time.sleep(engine.events[0][0] - now)
             now = time.monotonic()
         for visit in engine.due(now):
-            end.send(DONE.pack(visit))
+            end.sendall(DONE.pack(visit))
         if ready:
-            packet = end.recv(REQUEST.size)
-            if not packet:
+            packet = end.recv(REQUEST.size, socket.MSG_WAITALL)
+            if len(packet) < REQUEST.size:
                 return
             engine.arrive(time.monotonic(), *REQUEST.unpack(packet))
 
@@ -117,7 +117,7 @@ def main() -> None:
     parser.add_argument("--fd", type=int, required=True)
     end = socket.socket(fileno=parser.parse_args().fd)
     engine = make_engine(json.load(sys.stdin))
-    end.send(DONE.pack(-1))
+    end.sendall(DONE.pack(-1))
     try:
         serve(engine, end)
     except OSError:
