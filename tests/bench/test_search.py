@@ -121,6 +121,14 @@ def test_a_rate_s_interval_is_as_wide_as_the_search_s_bracket() -> None:
     assert bracketed(intervals, [{"bracket_ms": [None, 100.0]}], metrics) == intervals
 
 
+@pytest.mark.parametrize("lows", [[1.0, 9.0], [98.0, 100.0]])
+def test_two_restarts_that_differ_much_give_no_negative_rate(lows: list[float]) -> None:
+    searches = [{"bracket_ms": [low, low + 1]} for low in lows]
+    wide = bracketed({"period_ms": [5.0, 10.0], "fps": [1.0, 2.0]}, searches, {"period_ms": 8.0, "fps": 120.0})
+    assert 0 < wide["period_ms"][0] <= 5
+    assert 0 < wide["fps"][0] < wide["fps"][1]
+
+
 def test_max_rate_reports_its_decisions_with_their_evidence(tmp_path: Path) -> None:
     (tmp_path / "system.py").write_text(
         "import time\n"

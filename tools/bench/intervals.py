@@ -87,8 +87,17 @@ def students_t_95(values: Sequence[float]) -> list[float] | None:
 
 
 def one_a_restart_95(values: Sequence[float]) -> list[float] | None:
-    """Return the 95 % interval of a figure with one value a restart: bootstrap where there are enough, else t."""
-    return restart_interval_95(values) or students_t_95(values)
+    """Return the 95 % interval of a figure with one value a restart: bootstrap where there are enough, else t.
+
+    Student's t of two or three restarts may reach below zero, where no time or rate of positive values is: then it is
+    taken on their logarithms.
+    """
+    found = restart_interval_95(values) or students_t_95(values)
+    finite = [value for value in values if value is not None and math.isfinite(value)]
+    if found is not None and found[0] <= 0 < min(finite):
+        logs = students_t_95([math.log(value) for value in finite])
+        return [math.exp(end) for end in logs] if logs is not None else None
+    return found
 
 
 def ratio_draws(base: np.ndarray, other: np.ndarray) -> np.ndarray:
