@@ -323,7 +323,7 @@ def test_all_wrong_arguments_are_named_at_once() -> None:
 
 
 def test_contended_gangs_are_never_held_twice_and_nobody_starves(tmp_path: Path) -> None:
-    outcome = contend(tmp_path, num_workers=12, seconds=6, kill_every_s=0.25, seed=1)
+    outcome = contend(tmp_path, num_workers=12, seconds=9, kill_every_s=0.25, seed=1)
     assert outcome.problems == []
     assert outcome.kills["workers"] > 0
     assert outcome.kills["keepers"] > 0
