@@ -47,6 +47,8 @@ class Voice:
 
     talker: Talker
     text: Any
+    special: Tensor
+    """Embeddings of "speech begins", "speech ends", "no more text", [1, 3, text width]."""
 
 
 def source_of(config: ConversationConfig, device: str) -> Source:
@@ -98,7 +100,7 @@ def load_voice(config: ConversationConfig, device: str) -> Voice:
     text = source.load_layers("text_embedding.safetensors", build, 22)
     # The last three tokens of the vocabulary stand for "speech begins", "speech ends", "no more text".
     special = text(torch.arange(int(config.llm["vocab_size"]) - 3, int(config.llm["vocab_size"]), device=device))
-    return Voice(talker.load_talker(source, config.talker, special), text)
+    return Voice(talker.load_talker(source, config.talker), text, special)
 
 
 def first_voice_state(config: ConversationConfig) -> Tensor:
@@ -109,9 +111,9 @@ def first_voice_state(config: ConversationConfig) -> Tensor:
 def speak(voice: Voice, config: ConversationConfig, reply: Tensor, generator: torch.Generator) -> Iterator[Tensor]:
     """Yield the codes of an answer chunk by chunk, int64 [2, groups], each as soon as it is made."""
     speaker = voice.talker
-    nothing_heard = torch.zeros((1, 0, speaker.pad.shape[2]), device=speaker.device)
-    prompt, trailing = talker.prompt_of(speaker, nothing_heard, voice.text(reply.to(speaker.device)))
-    frames = talker.speak(speaker, prompt, trailing, config.num_chunks * CODEC_FRAMES_PER_LATENT, generator)
+    nothing_heard = torch.zeros((1, 0, int(config.talker["text_config"]["hidden_size"])))
+    script = talker.script_of(speaker, nothing_heard, voice.text(reply.to(speaker.device)), voice.special)
+    frames = talker.speak(speaker, script, config.num_chunks * CODEC_FRAMES_PER_LATENT, generator)
     for first in frames:
         yield torch.stack([first, *(next(frames) for _ in range(CODEC_FRAMES_PER_LATENT - 1))])
 

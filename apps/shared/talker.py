@@ -21,14 +21,10 @@ TEMPERATURE = 0.9
 
 @dataclass(frozen=True)
 class Talker:
-    """The loaded talker and what says that there is no more text."""
+    """The loaded talker."""
 
     device: str
     model: Any
-    pad: Tensor
-    """[1, 1, width]: what a frame hears when the text is used up."""
-    bos: Tensor
-    eos: Tensor
 
     @property
     def num_groups(self) -> int:
@@ -36,15 +32,25 @@ class Talker:
         return int(self.model.config.num_code_groups)
 
 
-def load_talker(source: Source, sizes: Mapping[str, Any], special: Tensor, seed: int = 20) -> Talker:
+@dataclass(frozen=True)
+class Script:
+    """What is to be spoken, in the talker's width."""
+
+    prompt: Tensor
+    """[1, heard + 5, width], read at once."""
+    trailing: Tensor
+    """[1, tokens, width], heard frame by frame; "speech ends" last."""
+    pad: Tensor
+    """[1, 1, width]: what a frame hears when the text is used up."""
+
+
+def load_talker(source: Source, sizes: Mapping[str, Any], seed: int = 20) -> Talker:
     """Load `Qwen3OmniMoeTalkerForConditionalGeneration`.
 
     Parameters
     ----------
     sizes
         Arguments of `Qwen3OmniMoeTalkerConfig`.
-    special
-        The text model's embeddings of "speech begins", "speech ends" and "no more text", [1, 3, text width].
 
     Raises
     ------
@@ -57,8 +63,7 @@ def load_talker(source: Source, sizes: Mapping[str, Any], special: Tensor, seed:
     kind = Qwen3OmniMoeTalkerForConditionalGeneration
     build = lambda: kind(talker_config(Qwen3OmniMoeTalkerConfig, sizes))  # noqa: E731
     model = source.load("talker", kind, build, seed)
-    bos, eos, pad = model.text_projection(special.to(source.device, model.dtype)).chunk(3, dim=1)
-    return Talker(source.device, model, pad, bos, eos)
+    return Talker(source.device, model)
 
 
 def talker_config(kind: Any, sizes: Mapping[str, Any]) -> Any:
@@ -80,7 +85,7 @@ class TextEmbedding(nn.Module):
         return self.tokens(tokens)[None]
 
 
-def prompt_of(talker: Talker, heard: Tensor, text: Tensor) -> tuple[Tensor, Tensor]:
+def script_of(talker: Talker, heard: Tensor, text: Tensor, special: Tensor) -> Script:
     """Return what the talker reads at once, and what it hears frame by frame.
 
     Parameters
@@ -88,26 +93,24 @@ def prompt_of(talker: Talker, heard: Tensor, text: Tensor) -> tuple[Tensor, Tens
     heard
         What the user said, in the talker's width: [1, tokens, width].
     text
-        What is to be spoken: [1, tokens, text width].
-
-    Returns
-    -------
-    Prompt [1, heard + 10, width] and trailing text [1, tokens, width], "speech ends" last.
+        Embeddings of what is to be spoken: [1, tokens, text width].
+    special
+        Embeddings of "speech begins", "speech ends" and "no more text", [1, 3, text width].
     """
     model, config = talker.model, talker.model.config
-    spoken = model.text_projection(text.to(model.dtype))
+    spoken = model.text_projection(text.to(talker.device, model.dtype))
+    begin, end, pad = model.text_projection(special.to(talker.device, model.dtype)).chunk(3, dim=1)
     control = torch.tensor(
         [[config.codec_nothink_id, config.codec_think_bos_id, config.codec_think_eos_id, config.codec_pad_id,
           config.codec_bos_id]], device=talker.device,
     )  # fmt: skip
-    texts = torch.cat([talker.pad.expand(-1, 3, -1), talker.bos, spoken[:, :1]], dim=1)
+    texts = torch.cat([pad.expand(-1, 3, -1), begin, spoken[:, :1]], dim=1)
     prompt = texts + model.get_input_embeddings()(control)
-    return torch.cat([heard.to(model.dtype), prompt], dim=1), torch.cat([spoken[:, 1:], talker.eos], dim=1)
+    whole = torch.cat([heard.to(talker.device, model.dtype), prompt], dim=1)
+    return Script(whole, torch.cat([spoken[:, 1:], end], dim=1), pad)
 
 
-def speak(
-    talker: Talker, prompt: Tensor, trailing: Tensor, num_frames: int, generator: torch.Generator
-) -> Iterator[Tensor]:
+def speak(talker: Talker, script: Script, num_frames: int, generator: torch.Generator) -> Iterator[Tensor]:
     """Yield `num_frames` codec frames, int64 [groups], each as soon as it is made.
 
     Parameters
@@ -120,7 +123,7 @@ def speak(
     model = talker.model
     table = model.get_input_embeddings()
     cache = DynamicCache(config=model.config.text_config)
-    embeds = prompt
+    embeds = script.prompt
     for frame in range(num_frames):
         positions = torch.arange(cache.get_seq_length(), cache.get_seq_length() + embeds.shape[1], device=talker.device)
         hidden = model.model(
@@ -129,8 +132,8 @@ def speak(
         code = _draw(model.codec_head(hidden)[0, -1], generator).to(talker.device).view(1, 1)
         codes, codec = _residuals(model.code_predictor, hidden, code, table(code))
         yield codes.cpu()
-        text = trailing[:, frame : frame + 1] if frame < trailing.shape[1] else talker.pad
-        embeds = codec + text
+        heard = script.trailing[:, frame : frame + 1]
+        embeds = codec + (heard if heard.shape[1] else script.pad)
 
 
 def _draw(logits: Tensor, generator: torch.Generator) -> Tensor:
