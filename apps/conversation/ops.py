@@ -26,7 +26,7 @@ def load(context: Any) -> dict[str, Op]:
     config = load_config(context.config)
     device = torch_device(context.device)
     prepare_device(config, device)
-    ranks = Ranks.of(context)
+    ranks = Ranks.of(context, config.video)
     makers: dict[str, Callable[[], Op]] = {
         "transcribe": lambda: make_transcribe(config, device),
         "respond": lambda: make_respond(config, device),

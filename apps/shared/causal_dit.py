@@ -15,7 +15,6 @@ from torch import Tensor
 
 from flashrt.apps.shared.settings import VideoSizes
 from flashrt.apps.shared.weights import Source
-from flashrt.errors import input_error
 
 KvCache = dict[str, list[Tensor]]
 """``{"keys": [layer], "values": [layer]}``, each [1, tokens, width]; keys are kept before rotation.
@@ -33,26 +32,22 @@ class Ranks:
     group: Any = None
 
     @classmethod
-    def of(cls, context: Any) -> Ranks:
-        """Return the ranks that `load(context)` is told of."""
+    def of(cls, context: Any, sizes: VideoSizes) -> Ranks:
+        """Return who shares the tokens of a video model that is loaded for `context`.
+
+        Where the degree divides neither heads nor tokens equally, nobody shares: every rank computes everything.
+        """
         degree = getattr(context, "degree", 1)
-        return cls(context.rank, degree, context.group) if degree > 1 else cls()
+        patch = sizes.transformer["patch_size"]
+        tokens = (sizes.latent_height // patch[1]) * (sizes.latent_width // patch[2])
+        if degree == 1 or tokens % degree or int(sizes.transformer["num_attention_heads"]) % degree:
+            return cls()
+        return cls(context.rank, degree, context.group)
 
     def share(self, tokens: Tensor) -> Tensor:
-        """Return this rank's part of tokens [1, tokens, width].
-
-        Raises
-        ------
-        InputError
-            The tokens cannot be shared equally.
-        """
+        """Return this rank's part of tokens [1, tokens, width]."""
         if self.degree == 1:
             return tokens
-        if tokens.shape[1] % self.degree:
-            raise input_error(
-                "sequence parallel", f"a number of tokens that {self.degree} ranks can share equally",
-                str(tokens.shape[1]), "use another degree, or other latent sizes",
-            )  # fmt: skip
         return tokens.chunk(self.degree, dim=1)[self.rank].contiguous()
 
     def gather(self, tokens: Tensor) -> Tensor:

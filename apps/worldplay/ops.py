@@ -22,12 +22,13 @@ def load(context: Any) -> dict[str, Op]:
     config = load_config(context.config)
     device = torch_device(context.device)
     prepare_device(config, device)
-    ranks = Ranks.of(context)
-    tiled = "decode" in getattr(context, "tiles", {})
+    ranks = Ranks.of(context, config)
+    num_tiles = getattr(context, "tiles", {}).get("decode")
+    tiles = Ranks(context.rank, num_tiles, context.group) if num_tiles else None
     makers: dict[str, Callable[[], Op]] = {
         "noise": lambda: make_noise(config, device),
         "denoise_step": lambda: make_denoise_step(config, device, ranks),
-        "decode": lambda: make_decode(config, device, ranks if tiled else None),
+        "decode": lambda: make_decode(config, device, tiles),
     }
     wanted = makers if context.operations is None else makers.keys() & set(context.operations)
     return {name: make() for name, make in makers.items() if name in wanted}
