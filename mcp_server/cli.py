@@ -46,6 +46,9 @@ def build_parser() -> argparse.ArgumentParser:
     demo.add_argument("--workspace", type=Path, default=Path("demo"), help="folder to work in (default: ./demo)")
     demo.add_argument("--quick", action="store_true", help="one short run a variant instead of two")
 
+    init = commands.add_parser("init", help="lay out a small application that works, to begin with")
+    init.add_argument("folder", metavar="DIR", type=Path, help="a new or empty folder")
+
     call = commands.add_parser("call", help="call one tool of a server started for it; waits for jobs")
     call.add_argument("tool", nargs="?", help="its name")
     call.add_argument("arguments", nargs="?", default="{}", help="JSON object (default: {})")
@@ -103,6 +106,10 @@ def main(argv: Sequence[str] | None = None) -> int:
             from flashrt.mcp_server.plan_command import run_plan
 
             return run_plan(options)
+        if options.command == "init":
+            from flashrt.mcp_server.init import run_init
+
+            return run_init(options.folder)
         if options.command == "doctor":
             from flashrt.mcp_server.doctor import run_doctor
 

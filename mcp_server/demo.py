@@ -19,7 +19,7 @@ from rich.table import Table
 from flashrt.errors import FlashrtError, input_error
 from flashrt.mcp_server.client import Answer, Caller, started_server
 from flashrt.mcp_server.demo_emulated import EmulatedRow, print_emulated, run_emulated
-from flashrt.mcp_server.demo_plan import Attempt, DemoPlan, read_plan
+from flashrt.mcp_server.demo_plan import FILE, Attempt, DemoPlan, read_plan
 
 MARK = ".flashrt-demo"
 NUM_DEVICES = 2
@@ -52,14 +52,18 @@ class Row:
     evidence: Mapping[str, str] = field(default_factory=dict)
 
 
-def applications() -> dict[str, Path]:
-    """Return the shipped applications: name -> folder."""
-    root = Path(str(files("flashrt"))).parent / "apps"
+def application_root() -> Path:
+    """Return the folder of the shipped applications."""
     try:
-        root = Path(str(files("flashrt.apps")))
+        return Path(str(files("flashrt.apps")))
     except ModuleNotFoundError:
-        return {}
-    return {path.parent.name: path.parent for path in sorted(root.glob("*/program.yaml"))}
+        return Path(str(files("flashrt"))).parent / "apps"
+
+
+def applications() -> dict[str, Path]:
+    """Return the shipped applications: name -> folder. Each has a program and a demonstration."""
+    found = sorted(application_root().glob(f"*/{FILE}"))
+    return {path.parent.name: path.parent for path in found if (path.parent / "program.yaml").exists()}
 
 
 def prepare_workspace(app: str, folder: Path) -> Path:

@@ -14,7 +14,7 @@ from omni_config import OmniConfig  # type: ignore[import-not-found]
 from torch import Tensor
 
 from flashrt.apps.shared import talker
-from flashrt.apps.shared.recogniser import log_mel, mel_filters
+from flashrt.apps.shared.recogniser import LOUDER, log_mel, mel_filters
 from flashrt.apps.shared.talker import Talker
 from flashrt.apps.shared.weights import Source
 
@@ -55,7 +55,7 @@ def load_thinker(config: OmniConfig, device: str) -> Thinker:
         sizes.vision_start_token_id = config.thinker["vision_start_token_id"]
         return kind(sizes)
 
-    model = source_of(config, device).load("thinker", kind, build, 10)
+    model = source_of(config, device).load("thinker", kind, build, 10, louder=LOUDER)
     return Thinker(config, device, model, mel_filters(int(model.config.audio_config.num_mel_bins)).to(device))
 
 

@@ -15,6 +15,8 @@ from flashrt.apps.shared.weights import Source
 SAMPLE_RATE_HZ = 16_000
 FFT_SAMPLES = 400
 HOP_SAMPLES = 160
+LOUDER = {"audio_tower.conv": 4.0, "audio_tower.proj": 3.0, "multi_modal_projector": 3.0}
+"""Random weights alone: sound has to be heard beside the encoder's position table."""
 
 
 @dataclass(frozen=True)
@@ -52,7 +54,7 @@ def load_recogniser(source: Source, sizes: Mapping[str, Any], num_tokens: int, s
     from transformers import Qwen3ASRConfig, Qwen3ASRForConditionalGeneration
 
     build = lambda: Qwen3ASRForConditionalGeneration(Qwen3ASRConfig(**sizes))  # noqa: E731
-    model = source.load("asr", Qwen3ASRForConditionalGeneration, build, seed)
+    model = source.load("asr", Qwen3ASRForConditionalGeneration, build, seed, louder=LOUDER)
     filters = mel_filters(int(model.config.audio_config.num_mel_bins))
     return Recogniser(source.device, model, filters.to(source.device), num_tokens)
 

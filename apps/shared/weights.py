@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -70,8 +70,9 @@ class Source:
         return folder
 
     def load(
-        self, part: str, kind: Any, build: Callable[[], Any], seed: int, *, keep_float32: bool = False
-    ) -> Any:
+        self, part: str, kind: Any, build: Callable[[], Any], seed: int, *, keep_float32: bool = False,
+        louder: Mapping[str, float] | None = None,
+    ) -> Any:  # fmt: skip
         """Return a model of a library, frozen, on the device.
 
         Parameters
@@ -86,6 +87,9 @@ class Source:
             Added to the configuration's.
         keep_float32
             Whether its element type is float32 whatever the configuration says.
+        louder
+            Part of a parameter's name -> by how much more than `gain` it is drawn: what has to be heard beside
+            position tables, which training leaves as loud as they are.
         """
         folder = self.part(part)
         dtype = torch.float32 if keep_float32 else self.dtype
@@ -95,6 +99,10 @@ class Source:
             else:
                 model = build()
                 draw_weights(model, self.config.gain or 1.0, self.config.seed + seed)
+                for name, parameter in model.named_parameters():
+                    factor = next((factor for pattern, factor in (louder or {}).items() if pattern in name), None)
+                    if factor is not None:
+                        parameter.data.mul_(factor)
                 if dtype != torch.float32:
                     model.to(dtype)
         return model.eval().requires_grad_(False).to(self.device)
