@@ -153,13 +153,17 @@ def draw_weights(module: nn.Module, gain: float, seed: int) -> None:
         elif name.endswith("layer_scale.scale") or name.endswith(".gamma") and parameter.ndim == 1:
             # Residual branches begin at a hundredth or a millionth of their loudness in training; nothing would be heard.
             nn.init.constant_(parameter, gain)
-        elif parameter.ndim >= 3 and id(parameter) not in drawn:
-            # Weights of experts, kept as one tensor [expert, out, in].
+        elif parameter.ndim >= 2 and id(parameter) not in drawn and not bool((parameter == parameter.view(-1)[0]).all()):
+            # Routers, experts (one tensor [expert, out, in]) and tables; scales of norms are all alike and stay.
             nn.init.normal_(parameter, std=gain / parameter.shape[-1] ** 0.5, generator=generator)
 
 
 @contextmanager
 def untouched_global_random() -> Iterator[None]:
-    """Leave torch's global generator as it was: constructors of modules draw from it."""
+    """Leave torch's global generator as it was: constructors of modules draw from it.
+
+    Meanwhile it has one seed: what a constructor drew and nobody draws again is then the same in every process.
+    """
     with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(0)
         yield
