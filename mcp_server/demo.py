@@ -28,6 +28,7 @@ DURATION_S = 5.0
 QUICK_DURATION_S = 2.0
 LOG_WIDTH = 150
 MAX_ATTEMPTS = 3
+MIN_BATCHES = 8
 FIGURES = {"fps": "FPS", "first_output_ms": "ms to the first output", "latency_ms": "ms to the last output"}
 
 
@@ -242,6 +243,8 @@ class _Loop:
         )  # fmt: skip
         times = {path: by_degree["1"] for path, by_degree in measured.record["document"]["operations"].items()}
         self.say("profile (ms): " + ", ".join(f"{path} {time_ms:.1f}" for path, time_ms in times.items()))
+        # Long enough for a few batches, however slow this machine is.
+        self.duration_s = max(self.duration_s, MIN_BATCHES * sum(times.values()) / 1000.0)
         self.facts |= {"program": program, "profile": measured.record["profile"], "profile_ms": times}
         return program, str(measured.record["profile"])
 

@@ -1,4 +1,4 @@
-"""The operations of the background editor as program.yaml names them; each keeps its state where FlashRT declares it."""
+"""The operations of the background editor as program.yaml names them; each keeps its state where that declares it."""
 
 from __future__ import annotations
 

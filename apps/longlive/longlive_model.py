@@ -26,7 +26,7 @@ Prompts = dict[str, Tensor]
 Hearing = dict[str, Any]
 """``{"batch": batches heard, "speech": float32 [samples] of an unfinished utterance, "prompts": Prompts}``."""
 Scene = dict[str, Any]
-"""``{"batch": batches made, "rng": generator state, "from": the prompt's first batch, "context": [1, tokens, width]}``."""
+"""``{"batch": batches made, "rng": generator state, "from": the prompt's first batch, "context": its tokens}``."""
 
 
 def source_of(config: NarratedConfig, device: str) -> Source:

@@ -21,8 +21,8 @@ from flashrt.apps.shared.weights import Source
 Thoughts = dict[str, Tensor]
 """What the thinker tells the talker.
 
-``embeds`` and ``hidden`` float32 [prompt + reply, width]: of every token, its embedding and what the accepted layer made
-of it; ``media`` bool [prompt + reply]: which tokens are sound or picture; ``special`` float32 [3, width].
+``embeds`` and ``hidden`` float32 [prompt + reply, width]: of every token, its embedding and what the accepted layer
+made of it; ``media`` bool [prompt + reply]: which tokens are sound or picture; ``special`` float32 [3, width].
 """
 
 
@@ -110,7 +110,8 @@ def think(thinker: Thinker, text: Any, audio: Any, image: Any) -> Thoughts:
         output_hidden_states=True,
     )  # fmt: skip
     layer = int(config.talker["accept_hidden_layer"])
-    embeds, hidden, written = [out.hidden_states[0]], [out.hidden_states[layer]], []
+    embeds, hidden = [out.hidden_states[0]], [out.hidden_states[layer]]
+    written: list[int] = []
     while len(written) < config.reply_tokens:
         written.append(int(out.logits[0, -1].argmax()))
         last = torch.tensor([written[-1:]], device=device)

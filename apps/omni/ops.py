@@ -38,7 +38,9 @@ def make_think(config: OmniConfig, device: str) -> Op:
     def think(inputs: Inputs, state: State) -> Inputs:
         return {"thoughts": model.think(thinker, inputs["text"], inputs["sound"], inputs["image"])}
 
-    side = int(thinker.model.config.vision_config.patch_size) * int(thinker.model.config.vision_config.spatial_merge_size)
+    side = int(thinker.model.config.vision_config.patch_size) * int(
+        thinker.model.config.vision_config.spatial_merge_size
+    )
     blank = torch.zeros((side, side, 3), dtype=torch.uint8)
     think({"text": torch.zeros(4, dtype=torch.int64), "sound": torch.zeros(16_000), "image": blank}, {})
     return think

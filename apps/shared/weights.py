@@ -150,10 +150,12 @@ def draw_weights(module: nn.Module, gain: float, seed: int) -> None:
     for name, parameter in module.named_parameters():
         if name.endswith(("scale_shift_table", "position")):
             nn.init.normal_(parameter, std=gain, generator=generator)
-        elif name.endswith("layer_scale.scale") or name.endswith(".gamma") and parameter.ndim == 1:
+        elif name.endswith("layer_scale.scale") or (name.endswith(".gamma") and parameter.ndim == 1):
             # Residual branches begin at a hundredth or a millionth of their loudness in training; nothing would be heard.
             nn.init.constant_(parameter, gain)
-        elif parameter.ndim >= 2 and id(parameter) not in drawn and not bool((parameter == parameter.view(-1)[0]).all()):
+        elif (
+            parameter.ndim >= 2 and id(parameter) not in drawn and not bool((parameter == parameter.view(-1)[0]).all())
+        ):
             # Routers, experts (one tensor [expert, out, in]) and tables; scales of norms are all alike and stay.
             nn.init.normal_(parameter, std=gain / parameter.shape[-1] ** 0.5, generator=generator)
 

@@ -94,6 +94,10 @@ def _threads() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
+def start_latent(config: Any) -> torch.Tensor:
+    return streaming_vae.start_latent(Source("worldplay", config, "cpu"), config)
+
+
 @pytest.fixture(scope="module")
 def config() -> Any:
     return config_module.load_config()
@@ -224,7 +228,7 @@ def test_decoding_continues_as_the_library_decodes_at_once(config: Any, decoder:
     latents = torch.randn((6, 16, 8, 8), generator=torch.Generator().manual_seed(2))
     first, cache = model.decode(decoder, latents[:3], decoder.start_cache)
     second, _ = model.decode(decoder, latents[3:], cache)
-    world = torch.cat([streaming_vae.start_latent(Source("worldplay", config, "cpu"), config), latents]) * decoder.std + decoder.mean
+    world = torch.cat([start_latent(config), latents]) * decoder.std + decoder.mean
     with torch.no_grad():
         video = decoder.vae.decode(world.transpose(0, 1)[None]).sample[0]
     frames = ((video + 1.0) * 127.5).round().to(torch.uint8).permute(1, 2, 3, 0)
@@ -419,7 +423,7 @@ def test_a_checkpoint_folder_is_loaded(
     with pytest.raises(InputError, match=r"action_embedding\.safetensors"):
         play(batches[:1], checkpoint_dir=str(tmp_path))
     save_file(dit.actions.state_dict(), tmp_path / "action_embedding.safetensors")
-    save_file({"latent": streaming_vae.start_latent(Source("worldplay", config, "cpu"), config)}, tmp_path / "start_latent.safetensors")
+    save_file({"latent": start_latent(config)}, tmp_path / "start_latent.safetensors")
     assert torch.equal(play(batches[:2], checkpoint_dir=str(tmp_path), seed=config.seed), played[:2])
 
 

@@ -31,9 +31,7 @@ async def test_a_new_application_validates_interprets_equal_and_runs(tmp_path: P
     async with connected(folder) as session:
         built = await session.call("ir_build", document="program.yaml")
         assert built["diagnostics"] == []
-        proof = await session.finish(
-            "ir_interpret", program=built["program"], baseline="reference.py:serve", **given
-        )
+        proof = await session.finish("ir_interpret", program=built["program"], baseline="reference.py:serve", **given)
         assert proof["equivalent"] is True
         check = await session.finish(
             "equivalence_check", baseline="reference.py:serve", candidate="deployments/split.yaml", **given
