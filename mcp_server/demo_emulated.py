@@ -1,4 +1,4 @@
-"""The demonstration's second half: published deployments on emulated devices; paper, model and measured side by side."""
+"""The demonstration, second half: published deployments on emulated devices; paper, model and measured in a row."""
 
 from __future__ import annotations
 

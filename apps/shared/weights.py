@@ -151,7 +151,7 @@ def draw_weights(module: nn.Module, gain: float, seed: int) -> None:
         if name.endswith(("scale_shift_table", "position")):
             nn.init.normal_(parameter, std=gain, generator=generator)
         elif name.endswith("layer_scale.scale") or (name.endswith(".gamma") and parameter.ndim == 1):
-            # Residual branches begin at a hundredth or a millionth of their loudness in training; nothing would be heard.
+            # Residual branches begin training at a hundredth or a millionth: nothing would be heard of them.
             nn.init.constant_(parameter, gain)
         elif (
             parameter.ndim >= 2 and id(parameter) not in drawn and not bool((parameter == parameter.view(-1)[0]).all())
