@@ -9,9 +9,9 @@ For each application, through real systems (processes, buffers, workers):
   configuration in bfloat16. Values go from worker to worker over CUDA channels, each worker on a stream of its own.
   The deployment must be equal to the reference bit for bit.
 - *against the CPU*: the reference at the tiny configuration in float32, on the device and on the CPU. Frames may
-  differ by rounding: at most one in a hundred pixels by more than two of 256 levels; sound by at most a hundredth of its range.
-  Where a token is chosen by a hair, a device may choose another, and all that follows is different: such batches are
-  counted, and said.
+  differ by rounding: at most one in a hundred pixels by more than two of 256 levels; sound by at most a hundredth of
+  its range. Where a token is chosen by a hair, a device may choose another, and all that follows is different: such
+  batches are counted, and said.
 
 A table, and exit status 1 when a claim fails. With one GPU it takes a few minutes.
 """
