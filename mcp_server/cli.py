@@ -44,6 +44,10 @@ def build_parser() -> argparse.ArgumentParser:
     demo.add_argument("app", nargs="?", default="worldplay", help="the application (default: worldplay)")
     demo.add_argument("--json", metavar="FILE", type=Path, help="write the table to FILE")
     demo.add_argument("--workspace", type=Path, default=Path("demo"), help="folder to work in (default: ./demo)")
+    demo.add_argument(
+        "--real", action="store_true",
+        help="the part with trained weights, of the packages that the extra 'real' installs (conversation)",
+    )  # fmt: skip
     demo.add_argument("--quick", action="store_true", help="one short run a variant instead of two")
 
     init = commands.add_parser("init", help="lay out a small application that works, to begin with")
@@ -116,7 +120,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             return run_doctor()
         from flashrt.mcp_server.demo import run_demo
 
-        return run_demo(options.app, options.workspace, options.json, quick=options.quick)
+        return run_demo(options.app, options.workspace, options.json, quick=options.quick, real=options.real)
     except FlashrtError as error:
         print(f"flashrt {options.command}: {error}", file=sys.stderr)
         return EXIT_USAGE

@@ -16,10 +16,11 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from flashrt.errors import FlashrtError, input_error
+from flashrt.errors import input_error
 from flashrt.mcp_server.client import Answer, Caller, started_server
 from flashrt.mcp_server.demo_emulated import EmulatedRow, print_emulated, run_emulated
-from flashrt.mcp_server.demo_plan import FILE, Attempt, DemoPlan, read_plan
+from flashrt.mcp_server.demo_plan import FILE, Attempt, DemoFailedError, DemoPlan, read_plan
+from flashrt.mcp_server.demo_real import real_folder, run_real
 
 MARK = ".flashrt-demo"
 NUM_DEVICES = 2
@@ -30,10 +31,6 @@ LOG_WIDTH = 150
 MAX_ATTEMPTS = 3
 MIN_BATCHES = 8
 FIGURES = {"fps": "FPS", "first_output_ms": "ms to the first output", "latency_ms": "ms to the last output"}
-
-
-class DemoFailedError(FlashrtError):
-    """A step of the demonstration did not do what it must."""
 
 
 @dataclass
@@ -92,12 +89,20 @@ def prepare_workspace(app: str, folder: Path) -> Path:
     return workspace
 
 
-def run_demo(app: str, folder: Path, json_path: Path | None, *, quick: bool) -> int:
-    """Run the demonstration and print the table; return 0, or 1 when a step failed."""
+def run_demo(app: str, folder: Path, json_path: Path | None, *, quick: bool, real: bool = False) -> int:
+    """Run the demonstration and print the table; return 0, or 1 when a step failed.
+
+    Parameters
+    ----------
+    real
+        Only the part with trained weights.
+    """
     console = Console()
     if not console.is_terminal:
         console = Console(width=LOG_WIDTH)
     workspace = prepare_workspace(app, folder)
+    if real:
+        return _run_real(app, workspace, console, json_path)
     begin = time.monotonic()
     plan = read_plan(workspace)
     try:
@@ -121,6 +126,21 @@ def run_demo(app: str, folder: Path, json_path: Path | None, *, quick: bool) -> 
     if not faster:
         console.print("[red]No measured variant is better than the reference on this machine.[/]")
         return 1
+    return 0
+
+
+def _run_real(app: str, workspace: Path, console: Console, json_path: Path | None) -> int:
+    folder = real_folder(app, workspace, applications())
+    try:
+        record = anyio.run(run_real, folder, console)
+    except (DemoFailedError, BaseExceptionGroup) as error:
+        failure = _failure_in(error)
+        if failure is None:
+            raise
+        console.print(f"demo stopped: {failure}", style="red", markup=False)
+        return 1
+    if json_path is not None:
+        json_path.write_text(json.dumps({"app": app, "real": True, **record}, indent=2) + "\n")
     return 0
 
 

