@@ -118,8 +118,9 @@ def check(name: str, folder: Path, device: str, count: int, *, dry: bool) -> Row
         split, split_ms = play(workspace, "check.yaml", items, devices, {})
         equal = same(reference, split)
         tiny = inputs(workspace, count)
-        here, _ = play(workspace, "reference.py:serve", tiny, devices[:1], {})
-        there = here if dry else play(workspace, "reference.py:serve", tiny, ["cpu-0"], {})[0]
+        # Dry, both are what was just played.
+        here = reference if dry else play(workspace, "reference.py:serve", tiny, devices[:1], {})[0]
+        there = reference if dry else play(workspace, "reference.py:serve", tiny, ["cpu-0"], {})[0]
         differ = [batch for batch in range(count) if not close(here[batch], there[batch])]
         hangs_on_tokens = name in {"conversation", "omni", "longlive"}
         others = len(differ) if hangs_on_tokens else 0
