@@ -55,7 +55,9 @@ async def run_emulated(
     streaming = [edge["edge"] for edge in analysis.record["streaming"] if edge["streams"]]
     rows = []
     for number, run in enumerate(emulated.runs[: 2 if quick else None]):
-        path = f"emulated-{number}.json"
+        # In the workspace's own records: a file beside the application would change the digest of its systems.
+        path = f".flashrt/demo/emulated-{number}.json"
+        (workspace / path).parent.mkdir(parents=True, exist_ok=True)
         document = deployment_of(run, "program.yaml", used, streaming)
         (workspace / path).write_text(json.dumps(document, indent=1))
         rows.append(await _one(call, plan, emulated, run, program, used, path))
