@@ -179,7 +179,7 @@ class _Loop:
         self.plan = plan
         self.progress = progress
         self.console = console
-        self.num_runs = 1 if quick else 2
+        self.num_runs = 1 if quick else plan.runs
         self.duration_s = QUICK_DURATION_S if quick else DURATION_S
         self.task = progress.add_task("starting the server", total=1.0)
         self.lease = ""

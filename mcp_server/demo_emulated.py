@@ -15,7 +15,7 @@ from flashrt.mcp_server.client import Answer
 from flashrt.mcp_server.demo_plan import DemoPlan, Emulated, EmulatedRun, deployment_of
 
 Call = Callable[..., Awaitable[Answer]]
-DURATION_S = 6.0
+DURATION_S = 4.0
 BATCHES_WITHIN = 5
 """Turns that are measured where a rate is one within a batch."""
 

@@ -77,8 +77,10 @@ class DemoPlan(_Frozen):
     """The content of ``demo.yaml``."""
 
     schema_: Literal["flashrt/demo@1"] = Field(default="flashrt/demo@1", alias="schema")
-    batches: int = 8
-    """Batches of an equality check."""
+    batches: int = Field(default=8, ge=8)
+    """Batches of an equality check; evidence wants 8."""
+    runs: int = Field(default=1, ge=1)
+    """Restarts of a benchmark."""
     scenario: Literal["max_rate", "single_stream"] = "max_rate"
     figure: Literal["fps", "first_output_ms", "latency_ms"] = "fps"
     """By which variants are compared with the reference."""

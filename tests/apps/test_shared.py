@@ -20,6 +20,7 @@ conversation = load_file("conversation", "ops")
 omni = load_file("omni", "ops")
 editor = load_file("background_editor", "ops")
 longlive = load_file("longlive", "ops")
+worldplay = load_file("worldplay", "ops")
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -146,6 +147,37 @@ def test_two_ranks_that_share_tokens_and_heads_compute_what_one_does(tmp_path: P
     (one, shape), (two, share) = torch.load(tmp_path / "one"), torch.load(tmp_path / "two")
     torch.testing.assert_close(two, one, rtol=1e-5, atol=1e-5)
     assert (share[1], share[2]) == (shape[1], shape[2] // 2), "each rank keeps its own heads only"
+
+
+def _decode_tiles(rank: int, path: str) -> None:
+    """Decode two batches as one of two tiles."""
+    torch.set_num_threads(1)
+    config, model = worldplay.load_config(), worldplay.model
+    dist.init_process_group("gloo", init_method=f"file://{path}.rendezvous", rank=rank, world_size=2)
+    ranks = Ranks(rank, 2, dist.group.WORLD)
+    with torch.no_grad():
+        decoder = model.load_decoder(config, "cpu")
+        cache, frames = model.tile_start(decoder, config, ranks), []
+        for number in range(2):
+            part, cache = model.decode_tile(decoder, drawn(3, 16, 8, 8, seed=number), cache, ranks, config.pixel_scale)
+            frames.append(part)
+    torch.save(torch.cat(frames), f"{path}.{rank}")
+    dist.destroy_process_group()
+
+
+@pytest.mark.slow
+def test_two_tiles_look_like_the_whole_but_for_the_seam(tmp_path: Path) -> None:
+    config, model = worldplay.load_config(), worldplay.model
+    decoder = model.load_decoder(config, "cpu")
+    whole, _ = model.decode(decoder, torch.cat([drawn(3, 16, 8, 8, seed=n) for n in range(2)]), decoder.start_cache)
+    mp.spawn(_decode_tiles, args=(str(tmp_path / "tiles"),), nprocs=2)
+    tiled, other = (torch.load(tmp_path / f"tiles.{rank}") for rank in range(2))
+    assert torch.equal(tiled, other)
+    apart = (tiled.float() - whole.float()).abs().mean(dim=(0, 1, 3))
+    assert tiled.shape == whole.shape
+    assert apart.mean() < 0.5 * whole.float().std()
+    assert apart[:8].mean() < 0.5 * apart[28:36].mean(), "it differs at the seam most"
+    assert apart.max() > 0, "perceptual only: were it equal, it could be declared so"
 
 
 def test_where_a_degree_divides_nothing_every_rank_computes_everything() -> None:
