@@ -14,6 +14,7 @@ from flashrt.mcp_server.client import started_server
 from flashrt.mcp_server.demo_plan import DemoFailedError
 
 NUM_QUESTIONS = 3
+MAX_QUESTIONS = 6
 SAMPLE_RATE_HZ = 22_050
 TIMEOUT_S = 600.0
 
@@ -65,7 +66,8 @@ async def run_real(folder: Path, console: Console) -> dict[str, Any]:
         console.print("two processes equal the reference, element by element")
         _show(folder / proof["outputs"], console)
         run = await call(
-            "bench_run", system="split.yaml", inputs="inputs.py:batches", runs=1, duration_s=20, warmup=1,
+            "bench_run", system="split.yaml", inputs="inputs.py:batches", runs=1, duration_s=60, warmup=1,
+            max_batches=MAX_QUESTIONS,
             media_rate={"speech": SAMPLE_RATE_HZ}, timeout_s=TIMEOUT_S,
         )  # fmt: skip
         validity = "valid" if run["valid"] else "not valid: " + "; ".join(run["reasons"])

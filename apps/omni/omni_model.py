@@ -18,6 +18,9 @@ from flashrt.apps.shared.recogniser import LOUDER, log_mel, mel_filters
 from flashrt.apps.shared.talker import Talker
 from flashrt.apps.shared.weights import Source
 
+LOUDER_SIGHT = {"visual.patch_embed": 4.0, "visual.merger": 3.0, "visual.deepstack": 3.0}
+"""Random weights alone: a picture has to be seen beside the encoder's position table."""
+
 Thoughts = dict[str, Tensor]
 """What the thinker tells the talker.
 
@@ -55,7 +58,7 @@ def load_thinker(config: OmniConfig, device: str) -> Thinker:
         sizes.vision_start_token_id = config.thinker["vision_start_token_id"]
         return kind(sizes)
 
-    model = source_of(config, device).load("thinker", kind, build, 10, louder=LOUDER)
+    model = source_of(config, device).load("thinker", kind, build, 10, louder={**LOUDER, **LOUDER_SIGHT})
     return Thinker(config, device, model, mel_filters(int(model.config.audio_config.num_mel_bins)).to(device))
 
 
