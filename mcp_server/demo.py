@@ -163,7 +163,7 @@ async def _run(
             try:
                 rows, facts = await loop.run()
                 emulated = await run_emulated(
-                    loop.call, workspace, plan, facts["program"], facts["profile"], quick=quick
+                    loop.call, workspace, plan, facts["program"], facts["profile_ms"], quick=quick
                 )
                 return rows, emulated, facts
             finally:

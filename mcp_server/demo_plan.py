@@ -55,7 +55,9 @@ class Emulated(_Frozen):
     """Runs on emulated devices."""
 
     profile: str
-    """A profile document of the application, or ``measured``: this machine's, measured in the demonstration."""
+    """A profile document of the application, or ``measured``: this machine's times, measured in the demonstration."""
+    slower: float = Field(default=4.0, ge=1)
+    """``measured``: by how much longer each operation is to take, so that its real work fits into that."""
     rate: Literal["sustained", "within_batch"] = "sustained"
     """What a frame rate is: batches that follow each other, or frames of one batch from its first to its last chunk."""
     frames_after_first: int | None = None
