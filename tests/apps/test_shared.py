@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -118,60 +118,63 @@ def test_encoding_continues_as_the_library_encodes_at_once() -> None:
     torch.testing.assert_close(whole, library[1:], rtol=1e-4, atol=1e-4)
 
 
-def _take_steps(rank: int, degree: int, path: str) -> None:
-    """Take two batches' steps as one of several ranks, or alone."""
-    torch.set_num_threads(1)
-    config = longlive.load_config()
-    sizes = config.video
-    ranks = Ranks()
-    if degree > 1:
-        dist.init_process_group("gloo", init_method=f"file://{path}.rendezvous", rank=rank, world_size=degree)
-        ranks = Ranks.of(type("C", (), {"rank": rank, "degree": degree, "group": dist.group.WORLD}), sizes)
-        assert ranks.degree == degree
-    with torch.no_grad():
-        dit: VideoDit = longlive.model.load_dit(config, "cpu", ranks)
-        kv, outputs = dit.start_kv, []
-        for number in range(4):
-            latents, kv = causal_dit.denoise(dit, drawn(3, 16, 4, 4, seed=number), 0.9, 0.5, drawn(1, 6, 64), kv)
-            outputs.append(latents)
-    if rank == 0:
-        torch.save((torch.cat(outputs), kv["keys"][0].shape), path)
-    if degree > 1:
-        dist.destroy_process_group()
+def steps_of(ranks: Ranks) -> tuple[torch.Tensor, torch.Size]:
+    """Return what four batches' steps make of noise, and the shape of a layer's cached keys."""
+    dit: VideoDit = longlive.model.load_dit(longlive.load_config(), "cpu", ranks)
+    kv, outputs = dit.start_kv, []
+    for number in range(4):
+        latents, kv = causal_dit.denoise(dit, drawn(3, 16, 4, 4, seed=number), 0.9, 0.5, drawn(1, 6, 64), kv)
+        outputs.append(latents)
+    return torch.cat(outputs), kv["keys"][0].shape
 
 
-@pytest.mark.slow
-def test_two_ranks_that_share_tokens_and_heads_compute_what_one_does(tmp_path: Path) -> None:
-    _take_steps(0, 1, str(tmp_path / "one"))
-    mp.spawn(_take_steps, args=(2, str(tmp_path / "two")), nprocs=2)
-    (one, shape), (two, share) = torch.load(tmp_path / "one"), torch.load(tmp_path / "two")
-    torch.testing.assert_close(two, one, rtol=1e-5, atol=1e-5)
-    assert (share[1], share[2]) == (shape[1], shape[2] // 2), "each rank keeps its own heads only"
-
-
-def _decode_tiles(rank: int, path: str) -> None:
-    """Decode two batches as one of two tiles."""
-    torch.set_num_threads(1)
+def tiles_of(ranks: Ranks) -> torch.Tensor:
+    """Return the frames of two batches, decoded in tiles."""
     config, model = worldplay.load_config(), worldplay.model
+    decoder = model.load_decoder(config, "cpu")
+    cache, frames = model.tile_start(decoder, config, ranks), []
+    for number in range(2):
+        part, cache = model.decode_tile(decoder, drawn(3, 16, 8, 8, seed=number), cache, ranks, config.pixel_scale)
+        frames.append(part)
+    return torch.cat(frames)
+
+
+def _be_one_of_two(rank: int, path: str) -> None:
+    torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{path}.rendezvous", rank=rank, world_size=2)
-    ranks = Ranks(rank, 2, dist.group.WORLD)
+    told = SimpleNamespace(rank=rank, degree=2, group=dist.group.WORLD)
     with torch.no_grad():
-        decoder = model.load_decoder(config, "cpu")
-        cache, frames = model.tile_start(decoder, config, ranks), []
-        for number in range(2):
-            part, cache = model.decode_tile(decoder, drawn(3, 16, 8, 8, seed=number), cache, ranks, config.pixel_scale)
-            frames.append(part)
-    torch.save(torch.cat(frames), f"{path}.{rank}")
+        made = {
+            "steps": steps_of(Ranks.of(told, longlive.load_config().video)),
+            "tiles": tiles_of(Ranks(rank, 2, dist.group.WORLD)),
+        }
+    torch.save(made, f"{path}.{rank}")
     dist.destroy_process_group()
 
 
+@pytest.fixture(scope="module")
+def two_ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    """What two processes make together, as each sees it."""
+    path = tmp_path_factory.mktemp("ranks") / "made"
+    mp.spawn(_be_one_of_two, args=(str(path),), nprocs=2)
+    return [torch.load(f"{path}.{rank}") for rank in range(2)]
+
+
 @pytest.mark.slow
-def test_two_tiles_look_like_the_whole_but_for_the_seam(tmp_path: Path) -> None:
+def test_two_ranks_that_share_tokens_and_heads_compute_what_one_does(two_ranks: list[dict[str, Any]]) -> None:
+    one, shape = steps_of(Ranks())
+    for made in two_ranks:
+        two, share = made["steps"]
+        torch.testing.assert_close(two, one, rtol=1e-5, atol=1e-5)
+        assert (share[1], share[2]) == (shape[1], shape[2] // 2), "each rank keeps its own heads only"
+
+
+@pytest.mark.slow
+def test_two_tiles_look_like_the_whole_but_for_the_seam(two_ranks: list[dict[str, Any]]) -> None:
     config, model = worldplay.load_config(), worldplay.model
     decoder = model.load_decoder(config, "cpu")
     whole, _ = model.decode(decoder, torch.cat([drawn(3, 16, 8, 8, seed=n) for n in range(2)]), decoder.start_cache)
-    mp.spawn(_decode_tiles, args=(str(tmp_path / "tiles"),), nprocs=2)
-    tiled, other = (torch.load(tmp_path / f"tiles.{rank}") for rank in range(2))
+    tiled, other = (made["tiles"] for made in two_ranks)
     assert torch.equal(tiled, other)
     apart = (tiled.float() - whole.float()).abs().mean(dim=(0, 1, 3))
     assert tiled.shape == whole.shape
@@ -182,7 +185,7 @@ def test_two_tiles_look_like_the_whole_but_for_the_seam(tmp_path: Path) -> None:
 
 def test_where_a_degree_divides_nothing_every_rank_computes_everything() -> None:
     sizes = longlive.load_config().video
-    context = type("C", (), {"rank": 1, "degree": 3, "group": None})
+    context = SimpleNamespace(rank=1, degree=3, group=None)
     assert Ranks.of(context, sizes).degree == 1
 
 
