@@ -11,6 +11,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from flashrt.ir.documents import read_document
 from flashrt.mcp_server.client import Answer
 from flashrt.mcp_server.demo_plan import DemoPlan, Emulated, EmulatedRun, deployment_of
 
@@ -50,25 +51,31 @@ async def run_emulated(
     emulated = plan.emulated
     if emulated is None:
         return []
-    used = emulated.profile
-    if used == "measured":
-        # Slower than here: what an emulated operation really computes has to fit into its time.
-        times = {path: {"1": time_ms * emulated.slower} for path, time_ms in profile_ms.items()}
-        used = ".flashrt/demo/profile.json"
+    records = workspace / ".flashrt" / "demo"
+    records.mkdir(parents=True, exist_ok=True)
+    if emulated.profile == "measured":
+        times: Any = {path: {"1": time_ms} for path, time_ms in profile_ms.items()}
         document = {"schema": "flashrt/profile@1", "device": "emulated", "operations": times, "provenance": "declared"}
-        (workspace / used).parent.mkdir(parents=True, exist_ok=True)
-        (workspace / used).write_text(json.dumps(document, indent=1))
-    analysis = await call("analyze", "streaming edges", program=program, profile=used)
+    else:
+        document = dict(read_document(workspace / emulated.profile))
+    # In the workspace's own records: files beside the application would change the digest of its systems.
+    profile, slowed = ".flashrt/demo/profile.json", ".flashrt/demo/slowed.json"
+    (workspace / profile).write_text(json.dumps(document, indent=1))
+    document["operations"] = _times(document["operations"], emulated.slower)
+    (workspace / slowed).write_text(json.dumps(document, indent=1))
+    analysis = await call("analyze", "streaming edges", program=program, profile=profile)
     streaming = [edge["edge"] for edge in analysis.record["streaming"] if edge["streams"]]
     rows = []
     for number, run in enumerate(emulated.runs[: 2 if quick else None]):
-        # In the workspace's own records: a file beside the application would change the digest of its systems.
         path = f".flashrt/demo/emulated-{number}.json"
-        (workspace / path).parent.mkdir(parents=True, exist_ok=True)
-        document = deployment_of(run, "program.yaml", used, streaming)
-        (workspace / path).write_text(json.dumps(document, indent=1))
-        rows.append(await _one(call, plan, emulated, run, program, used, path))
+        (workspace / path).write_text(json.dumps(deployment_of(run, "program.yaml", slowed, streaming), indent=1))
+        rows.append(await _one(call, plan, emulated, run, program, profile, path))
     return rows
+
+
+def _times(value: Any, factor: float) -> Any:
+    """Return times, and mappings of them, so many times as long."""
+    return {key: _times(one, factor) for key, one in value.items()} if isinstance(value, dict) else value * factor
 
 
 async def _one(
@@ -79,25 +86,29 @@ async def _one(
     settings: dict[str, Any] = {"scenario": "max_rate", "duration_s": DURATION_S}
     if within:
         settings = {"scenario": "single_stream", "max_batches": BATCHES_WITHIN, "warmup": 1, "duration_s": 60.0}
-    measured = (
-        await call(
-            "bench_run", f"{run.name}, emulated", system=path, inputs="inputs.py:batches", runs=1,
-            media_rate=plan.media_rate, **settings,
-        )
-    ).record  # fmt: skip
     model = {key: predicted.get(key) for key in ("latency_ms", "first_output_ms", "fps")}
-    found = {
-        "latency_ms": measured["latency_ms"]["p50"], "first_output_ms": measured["first_output_ms"],
-        "fps": measured["fps"],
-    }  # fmt: skip
+    found: dict[str, float | None] = dict.fromkeys(model)
+    reasons, identity = "", ""
+    if run.runs:
+        measured = (
+            await call(
+                "bench_run", f"{run.name}, emulated", system=path, inputs="inputs.py:batches", runs=1,
+                media_rate=plan.media_rate, **settings,
+            )
+        ).record  # fmt: skip
+        found = {
+            "latency_ms": measured["latency_ms"]["p50"] / emulated.slower,
+            "first_output_ms": measured["first_output_ms"] / emulated.slower,
+            "fps": measured["fps"] * emulated.slower,
+        }
+        reasons, identity = "" if measured["valid"] else "not valid: " + "; ".join(measured["reasons"]), measured["run"]
     if within:
         model["fps"], found["fps"] = _rate_within(model, emulated, run), _rate_within(found, emulated, run)
         # Where an answer comes in chunks, latency is that of the first.
         model["latency_ms"], found["latency_ms"] = model["first_output_ms"], found["first_output_ms"]
     paper = {"latency_ms": run.published.latency_ms, "fps": run.published.fps}
-    reasons = "" if measured["valid"] else "not valid: " + "; ".join(measured["reasons"])
     return EmulatedRow(
-        run.name, run.num_devices, paper, model, found, "; ".join(x for x in (run.note, reasons) if x), measured["run"]
+        run.name, run.num_devices, paper, model, found, "; ".join(x for x in (run.note, reasons) if x), identity
     )
 
 
@@ -114,8 +125,9 @@ def print_emulated(console: Console, rows: list[EmulatedRow], plan: DemoPlan) ->
         assert plan.emulated is not None
         source, kind = plan.emulated.profile, "inferred"
         if source == "measured":
-            source, kind = f"this machine's own times, {plan.emulated.slower:g} times as long", "predicted"
-        title = f"on emulated devices with {source}: paper (published), model ({kind}), measured (emulated)"
+            source, kind = "this machine's own times", "predicted"
+        slowed = f", run {plan.emulated.slower:g} times as slow and divided back" if plan.emulated.slower > 1 else ""
+        title = f"on emulated devices with {source}: paper (published), model ({kind}), measured (emulated{slowed})"
         table = Table(title=title, title_justify="left")
         table.add_column("deployment")
         table.add_column("devices", justify="right")

@@ -41,7 +41,10 @@ class EmulatedRun(_Frozen):
     """Whether every streaming edge is handed over whole, as in a serial path of stages."""
     asynchronous: list[str] = []
     stagger: dict[str, int] = {}
+    order: dict[int, list[str]] = {}
     published: Published = Published()
+    runs: bool = True
+    """Whether it is run; else the model alone stands beside the paper."""
     note: str = ""
     """What the figures do not show, or why they differ."""
 
@@ -56,8 +59,8 @@ class Emulated(_Frozen):
 
     profile: str
     """A profile document of the application, or ``measured``: this machine's times, measured in the demonstration."""
-    slower: float = Field(default=4.0, ge=1)
-    """``measured``: by how much longer each operation is to take, so that its real work fits into that."""
+    slower: float = Field(default=1.0, ge=1)
+    """By how much longer each operation takes in the run, so that its real work fits into that; figures are divided."""
     rate: Literal["sustained", "within_batch"] = "sustained"
     """What a frame rate is: batches that follow each other, or frames of one batch from its first to its last chunk."""
     frames_after_first: int | None = None
@@ -145,4 +148,6 @@ def deployment_of(run: EmulatedRun, program: str, profile: str, streaming: list[
         document["asynchronous"] = run.asynchronous
     if run.stagger:
         document["stagger"] = run.stagger
+    if run.order:
+        document["order"] = run.order
     return document
