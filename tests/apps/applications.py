@@ -24,7 +24,7 @@ APPS = ("background_editor", "conversation", "longlive", "omni")
 """WorldPlay has tests of its own."""
 NUM_BATCHES = 12
 SEED = 7
-NUM_CHUNKS = {"conversation": (16, 3), "omni": (12, 3)}
+NUM_CHUNKS = {"conversation": (24, 3), "omni": (12, 3)}
 """Chunks of a shipped answer, and of one here."""
 
 
