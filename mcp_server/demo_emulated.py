@@ -16,7 +16,10 @@ from flashrt.mcp_server.client import Answer
 from flashrt.mcp_server.demo_plan import DemoPlan, Emulated, EmulatedRun, deployment_of
 
 Call = Callable[..., Awaitable[Answer]]
-DURATION_S = 4.0
+DURATION_S = 120.0
+MARGIN = 1.02
+BATCHES_SUSTAINED = 14
+"""Batches that are measured where a rate is sustained."""
 BATCHES_WITHIN = 5
 """Turns that are measured where a rate is one within a batch."""
 
@@ -83,9 +86,11 @@ async def _one(
 ) -> EmulatedRow:
     within = emulated.rate == "within_batch"
     predicted = (await call("analyze", f"{run.name}: model", program=program, profile=profile, deployment=path)).record
-    settings: dict[str, Any] = {"scenario": "max_rate", "duration_s": DURATION_S}
-    if within:
-        settings = {"scenario": "single_stream", "max_batches": BATCHES_WITHIN, "warmup": 1, "duration_s": 60.0}
+    settings: dict[str, Any] = {"scenario": "single_stream", "max_batches": BATCHES_WITHIN, "warmup": 1}
+    if not within:
+        # Offered just what the model says that it sustains, less a margin: a lower rate is measured where it does not.
+        period_ms = predicted["t_min_ms"] * emulated.slower * MARGIN
+        settings = {"scenario": "realtime", "period_ms": period_ms, "max_batches": BATCHES_SUSTAINED, "warmup": 3}
     model = {key: predicted.get(key) for key in ("latency_ms", "first_output_ms", "fps")}
     found: dict[str, float | None] = dict.fromkeys(model)
     reasons, identity = "", ""
@@ -93,7 +98,7 @@ async def _one(
         measured = (
             await call(
                 "bench_run", f"{run.name}, emulated", system=path, inputs="inputs.py:batches", runs=1,
-                media_rate=plan.media_rate, **settings,
+                duration_s=DURATION_S, media_rate=plan.media_rate, **settings,
             )
         ).record  # fmt: skip
         found = {
@@ -128,6 +133,8 @@ def print_emulated(console: Console, rows: list[EmulatedRow], plan: DemoPlan) ->
             source, kind = "this machine's own times", "predicted"
         slowed = f", run {plan.emulated.slower:g} times as slow and divided back" if plan.emulated.slower > 1 else ""
         title = f"on emulated devices with {source}: paper (published), model ({kind}), measured (emulated{slowed})"
+        if plan.emulated.rate == "sustained":
+            title += f"; offered {1 / MARGIN:.0%} of the model's rate"
         table = Table(title=title, title_justify="left")
         table.add_column("deployment")
         table.add_column("devices", justify="right")
