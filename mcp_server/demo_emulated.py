@@ -71,7 +71,8 @@ async def run_emulated(
     rows = []
     for number, run in enumerate(emulated.runs[: 2 if quick else None]):
         path = f".flashrt/demo/emulated-{number}.json"
-        (workspace / path).write_text(json.dumps(deployment_of(run, "program.yaml", slowed, streaming), indent=1))
+        document = deployment_of(run, "program.yaml", slowed, streaming, emulated.config)
+        (workspace / path).write_text(json.dumps(document, indent=1))
         rows.append(await _one(call, plan, emulated, run, program, profile, path))
     return rows
 

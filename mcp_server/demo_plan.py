@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, Literal
@@ -65,6 +66,8 @@ class Emulated(_Frozen):
     """What a frame rate is: batches that follow each other, or frames of one batch from its first to its last chunk."""
     frames_after_first: int | None = None
     """``within_batch``: frames of a batch that come after its first chunk."""
+    config: dict[str, Any] = {}
+    """Options of the runs: sizes whose real work is small, since only the profile's times count."""
     runs: list[EmulatedRun]
 
 
@@ -128,7 +131,9 @@ def read_plan(folder: Path) -> DemoPlan:
         ) from error  # fmt: skip
 
 
-def deployment_of(run: EmulatedRun, program: str, profile: str, streaming: list[str]) -> dict[str, Any]:
+def deployment_of(
+    run: EmulatedRun, program: str, profile: str, streaming: list[str], config: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
     """Return the deployment document of a run.
 
     Parameters
@@ -144,6 +149,8 @@ def deployment_of(run: EmulatedRun, program: str, profile: str, streaming: list[
     }  # fmt: skip
     if run.whole:
         document["blocking"] = streaming
+    if config:
+        document["config"] = dict(config)
     if run.asynchronous:
         document["asynchronous"] = run.asynchronous
     if run.stagger:
