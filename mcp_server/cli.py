@@ -45,7 +45,14 @@ def build_parser() -> argparse.ArgumentParser:
     demo.add_argument("app", nargs="?", default="worldplay", help="the application (default: worldplay)")
     demo.add_argument("--json", metavar="FILE", type=Path, help="write the table to FILE")
     demo.add_argument("--workspace", type=Path, default=Path("demo"), help="folder to work in (default: ./demo)")
+    demo.add_argument(
+        "--real", action="store_true",
+        help="the part with trained weights, of the packages that the extra 'real' installs (conversation)",
+    )  # fmt: skip
     demo.add_argument("--quick", action="store_true", help="one short run a variant instead of two")
+
+    init = commands.add_parser("init", help="lay out a small application that works, to begin with")
+    init.add_argument("folder", metavar="DIR", type=Path, help="a new or empty folder")
 
     call = commands.add_parser("call", help="call one tool of a server started for it; waits for jobs")
     call.add_argument("tool", nargs="?", help="its name")
@@ -129,13 +136,17 @@ def main(argv: Sequence[str] | None = None) -> int:
             from flashrt.mcp_server.gpu_command import run_gpu
 
             return run_gpu(options)
+        if options.command == "init":
+            from flashrt.mcp_server.init import run_init
+
+            return run_init(options.folder)
         if options.command == "doctor":
             from flashrt.mcp_server.doctor import run_doctor
 
             return run_doctor()
         from flashrt.mcp_server.demo import run_demo
 
-        return run_demo(options.app, options.workspace, options.json, quick=options.quick)
+        return run_demo(options.app, options.workspace, options.json, quick=options.quick, real=options.real)
     except FlashrtError as error:
         print(f"flashrt {options.command}: {error}", file=sys.stderr)
         return EXIT_USAGE

@@ -16,8 +16,11 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from flashrt.errors import FlashrtError, input_error
+from flashrt.errors import input_error
 from flashrt.mcp_server.client import Answer, Caller, started_server
+from flashrt.mcp_server.demo_emulated import EmulatedRow, print_emulated, run_emulated
+from flashrt.mcp_server.demo_plan import FILE, Attempt, DemoFailedError, DemoPlan, read_plan
+from flashrt.mcp_server.demo_real import real_folder, run_real
 
 MARK = ".flashrt-demo"
 NUM_DEVICES = 2
@@ -26,10 +29,8 @@ DURATION_S = 5.0
 QUICK_DURATION_S = 2.0
 LOG_WIDTH = 150
 MAX_ATTEMPTS = 3
-
-
-class DemoFailedError(FlashrtError):
-    """A step of the demonstration did not do what it must."""
+MIN_BATCHES = 8
+FIGURES = {"fps": "FPS", "first_output_ms": "ms to the first output", "latency_ms": "ms to the last output"}
 
 
 @dataclass
@@ -49,14 +50,18 @@ class Row:
     evidence: Mapping[str, str] = field(default_factory=dict)
 
 
-def applications() -> dict[str, Path]:
-    """Return the shipped applications: name -> folder."""
-    root = Path(str(files("flashrt"))).parent / "apps"
+def application_root() -> Path:
+    """Return the folder of the shipped applications."""
     try:
-        root = Path(str(files("flashrt.apps")))
+        return Path(str(files("flashrt.apps")))
     except ModuleNotFoundError:
-        return {}
-    return {path.parent.name: path.parent for path in sorted(root.glob("*/program.yaml"))}
+        return Path(str(files("flashrt"))).parent / "apps"
+
+
+def applications() -> dict[str, Path]:
+    """Return the shipped applications: name -> folder. Each has a program and a demonstration."""
+    found = sorted(application_root().glob(f"*/{FILE}"))
+    return {path.parent.name: path.parent for path in found if (path.parent / "program.yaml").exists()}
 
 
 def prepare_workspace(app: str, folder: Path) -> Path:
@@ -84,15 +89,24 @@ def prepare_workspace(app: str, folder: Path) -> Path:
     return workspace
 
 
-def run_demo(app: str, folder: Path, json_path: Path | None, *, quick: bool) -> int:
-    """Run the demonstration and print the table; return 0, or 1 when a step failed."""
+def run_demo(app: str, folder: Path, json_path: Path | None, *, quick: bool, real: bool = False) -> int:
+    """Run the demonstration and print the table; return 0, or 1 when a step failed.
+
+    Parameters
+    ----------
+    real
+        Only the part with trained weights.
+    """
     console = Console()
     if not console.is_terminal:
         console = Console(width=LOG_WIDTH)
     workspace = prepare_workspace(app, folder)
+    if real:
+        return _run_real(app, workspace, console, json_path)
     begin = time.monotonic()
+    plan = read_plan(workspace)
     try:
-        rows, facts = anyio.run(_run, workspace, console, quick)
+        rows, emulated, facts = anyio.run(_run, workspace, plan, console, quick)
     except (DemoFailedError, BaseExceptionGroup) as error:
         failure = _failure_in(error)
         if failure is None:
@@ -100,16 +114,33 @@ def run_demo(app: str, folder: Path, json_path: Path | None, *, quick: bool) -> 
         console.print(f"demo stopped: {failure}", style="red", markup=False)
         return 1
     seconds = time.monotonic() - begin
-    _print_table(console, rows, facts)
+    _print_table(console, rows, facts, plan.figure)
+    print_emulated(console, emulated, plan)
     console.print(f"{seconds:.0f} s in all. Workspace: {workspace}")
     record = {"app": app, "seconds": round(seconds, 1), **facts, "variants": [vars(row) for row in rows]}
+    record |= {"emulated_runs": [vars(row) for row in emulated], "said": plan.said}
     if json_path is not None:
         json_path.write_text(json.dumps(record, indent=2, default=str) + "\n")
         console.print(f"Table written to {json_path}.")
     faster = [row for row in rows if row.state == "measured" and row.ratio is not None and row.ratio > 1]
     if not faster:
-        console.print("[red]No measured variant is faster than the reference on this machine.[/]")
+        console.print("[red]No measured variant is better than the reference on this machine.[/]")
         return 1
+    return 0
+
+
+def _run_real(app: str, workspace: Path, console: Console, json_path: Path | None) -> int:
+    folder = real_folder(app, workspace, applications())
+    try:
+        record = anyio.run(run_real, folder, console)
+    except (DemoFailedError, BaseExceptionGroup) as error:
+        failure = _failure_in(error)
+        if failure is None:
+            raise
+        console.print(f"demo stopped: {failure}", style="red", markup=False)
+        return 1
+    if json_path is not None:
+        json_path.write_text(json.dumps({"app": app, "real": True, **record}, indent=2) + "\n")
     return 0
 
 
@@ -121,14 +152,20 @@ def _failure_in(error: BaseException) -> DemoFailedError | None:
     return next((found for each in inner if (found := _failure_in(each))), None)
 
 
-async def _run(workspace: Path, console: Console, quick: bool) -> tuple[list[Row], dict[str, Any]]:
+async def _run(
+    workspace: Path, plan: DemoPlan, console: Console, quick: bool
+) -> tuple[list[Row], list[EmulatedRow], dict[str, Any]]:
     columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
     async with started_server(workspace) as caller:
         with Progress(*columns, console=console, transient=True) as progress:
-            loop = _Loop(caller, progress, console, quick)
+            loop = _Loop(caller, plan, progress, console, quick)
             lease = await loop.acquire()
             try:
-                return await loop.run()
+                rows, facts = await loop.run()
+                emulated = await run_emulated(
+                    loop.call, workspace, plan, facts["program"], facts["profile_ms"], quick=quick
+                )
+                return rows, emulated, facts
             finally:
                 with anyio.CancelScope(shield=True):
                     await caller.call("gpu_release", {"lease": lease})
@@ -137,11 +174,12 @@ async def _run(workspace: Path, console: Console, quick: bool) -> tuple[list[Row
 class _Loop:
     """The chain-of-program loop: each step one tool call."""
 
-    def __init__(self, caller: Caller, progress: Progress, console: Console, quick: bool) -> None:
+    def __init__(self, caller: Caller, plan: DemoPlan, progress: Progress, console: Console, quick: bool) -> None:
         self.caller = caller
+        self.plan = plan
         self.progress = progress
         self.console = console
-        self.num_runs = 1 if quick else 2
+        self.num_runs = 1 if quick else plan.runs
         self.duration_s = QUICK_DURATION_S if quick else DURATION_S
         self.task = progress.add_task("starting the server", total=1.0)
         self.lease = ""
@@ -199,6 +237,7 @@ class _Loop:
         self.facts["reference"] = {"run": reference["run"], **_figures(reference)}
         rows = [Row("reference", "", "it is the definition", "baseline", True, _figures(reference), ratio=1.0)]
         rows += await self.work_through_queue(candidates, reference)
+        rows += [await self.attempt(one, reference) for one in self.plan.also]
         listing = (await self.call("variant_list", "may the search stop?")).record
         self.facts["may_stop"] = listing["may_stop"]
         if not listing["may_stop"]:
@@ -213,7 +252,7 @@ class _Loop:
         self.say(f"program {program}: {', '.join(built.record['operations'])}")
         proof = await self.call(
             "ir_interpret", "the program against the reference", program=program, inputs="inputs.py:batches",
-            baseline="reference.py:serve", devices=self.lease,
+            baseline="reference.py:serve", devices=self.lease, count=self.plan.batches,
         )  # fmt: skip
         if not proof.record["equivalent"]:
             raise DemoFailedError("; ".join(proof.record["equality"]["reasons"]))
@@ -224,14 +263,16 @@ class _Loop:
         )  # fmt: skip
         times = {path: by_degree["1"] for path, by_degree in measured.record["document"]["operations"].items()}
         self.say("profile (ms): " + ", ".join(f"{path} {time_ms:.1f}" for path, time_ms in times.items()))
+        # Long enough for a few batches, however slow this machine is.
+        self.duration_s = max(self.duration_s, MIN_BATCHES * sum(times.values()) / 1000.0)
         self.facts |= {"program": program, "profile": measured.record["profile"], "profile_ms": times}
         return program, str(measured.record["profile"])
 
     async def bench(self, system: str, step: str) -> Mapping[str, Any]:
         """Find a system's rate through its own buffers."""
         answer = await self.call(
-            "bench_run", step, system=system, inputs="inputs.py:batches", scenario="max_rate", devices=self.lease,
-            runs=self.num_runs, duration_s=self.duration_s,
+            "bench_run", step, system=system, inputs="inputs.py:batches", scenario=self.plan.scenario,
+            devices=self.lease, runs=self.num_runs, duration_s=self.duration_s, media_rate=self.plan.media_rate,
         )  # fmt: skip
         return answer.record
 
@@ -252,20 +293,46 @@ class _Loop:
             )  # fmt: skip
             rows.append(row)
             reason = _reason_to_remove(candidate, measured)
+            if reason is None and not self.plan.wants(row.candidate):
+                reason = "not among the variants that this application's demonstration measures"
             if reason is None:
                 reason = await self.measure(row, f"{found['folder']}/deployment.yaml", reference)
             if reason is None:
                 measured[_shape(candidate)] = variant
                 continue
-            row.reason = reason
-            await self.call("variant_update", f"{variant} removed", variant=variant, state="removed", reason=reason)
-            self.say(f"{variant} {row.candidate}: removed, {reason}")
+            await self.remove(row, reason)
+
+    async def remove(self, row: Row, reason: str) -> None:
+        """Take a variant off the queue."""
+        row.reason = reason
+        await self.call("variant_update", f"{row.variant} removed", variant=row.variant, state="removed", reason=reason)
+        if self.plan.wants(row.candidate):
+            self.say(f"{row.variant} {row.candidate}: removed, {reason}")
+
+    async def attempt(self, attempt: Attempt, reference: Mapping[str, Any]) -> Row:
+        """Queue a ready deployment, and prove and measure it."""
+        added = await self.call(
+            "variant_add", attempt.name, hypothesis=attempt.hypothesis, transformation=attempt.name,
+            bottleneck=attempt.bottleneck, legality=attempt.legality, system=attempt.system,
+        )  # fmt: skip
+        variant = str(added.record["variant"])
+        await self.call("variant_next", attempt.name, variant=variant)
+        row = Row(variant, attempt.name, attempt.legality, "removed")
+        predicted = await self.call(
+            "analyze", f"{attempt.name}: model", program=self.facts["program"], profile=self.facts["profile"],
+            deployment=attempt.system,
+        )  # fmt: skip
+        row.predicted = _predicted(predicted.record)
+        reason = await self.measure(row, attempt.system, reference)
+        if reason is not None:
+            await self.remove(row, reason)
+        return row
 
     async def measure(self, row: Row, system: str, reference: Mapping[str, Any]) -> str | None:
         """Prove a variant equal, benchmark it, and decide it; return why it must go, or None."""
         check = await self.call(
             "equivalence_check", f"{row.variant} {row.candidate}", baseline="reference.py:serve", candidate=system,
-            inputs="inputs.py:batches", devices=self.lease,
+            inputs="inputs.py:batches", devices=self.lease, count=self.plan.batches,
         )  # fmt: skip
         row.equal = bool(check.record["equivalent"])
         if not row.equal:
@@ -282,15 +349,20 @@ class _Loop:
             return f"none of {MAX_ATTEMPTS} runs was valid: " + "; ".join(run["reasons"])
         row.figures = _figures(run)
         compared = await self.call("bench_compare", "with the reference", runs=[reference["run"], run["run"]])
-        rate = compared.record["comparisons"][0]["metrics"]["fps"]
-        row.ratio, row.ratio_confidence_95 = rate["ratio"], rate["confidence_95"]
+        better = compared.record["comparisons"][0]["metrics"][self.plan.figure]
+        row.ratio, row.ratio_confidence_95 = better["ratio"], better["confidence_95"]
+        if self.plan.figure != "fps" and row.ratio:
+            # Of times, less is better: how many times shorter it became.
+            bounds = row.ratio_confidence_95 or []
+            row.ratio, row.ratio_confidence_95 = 1 / row.ratio, [1 / bound for bound in reversed(bounds) if bound]
         row.evidence = {"equivalence": str(check.record["equivalence"]), "run": str(run["run"])}
         await self.call(
             "variant_update", f"{row.variant} measured", variant=row.variant, state="measured", system=system,
             **row.evidence,
         )  # fmt: skip
         row.state = "measured"
-        self.say(f"{row.variant} {row.candidate}: equal, {row.figures['fps']:.1f} FPS, {row.ratio:.2f} × the reference")
+        shown = f"{row.figures[self.plan.figure]:.1f} {FIGURES[self.plan.figure]}"
+        self.say(f"{row.variant} {row.candidate}: equal, {shown}, {row.ratio:.2f} × as good as the reference")
         return None
 
 
@@ -319,7 +391,15 @@ def _figures(run: Mapping[str, Any]) -> dict[str, float | None]:
         "latency_ms": run["latency_ms"]["p50"],
         "first_output_ms": run["first_output_ms"],
         "d0_ms": run.get("d0_ms"),
+        "rtf": run.get("rtf"),
+        "skew_ms": _largest(run.get("skew_ms")),
     }
+
+
+def _largest(skew: Any) -> float | None:
+    """Return the largest skew of a run's pairs of outputs."""
+    found = [pair["max"] for pair in (skew or {}).values()]
+    return max(found, default=None)
 
 
 def _predicted(expected: Any) -> dict[str, float | None]:
@@ -328,16 +408,20 @@ def _predicted(expected: Any) -> dict[str, float | None]:
     return {key: expected.get(key) for key in ("fps", "period_ms", "latency_ms", "first_output_ms", "d0_ms")}
 
 
-def _print_table(console: Console, rows: list[Row], facts: Mapping[str, Any]) -> None:
+def _print_table(console: Console, rows: list[Row], facts: Mapping[str, Any], figure: str) -> None:
     title = f"measured buffer to buffer on {', '.join(facts['devices'])}; the model's prediction in brackets"
     table = Table(title=title, title_justify="left")
-    for heading in ("variant", "candidate", "equal", "latency ms", "first ms", "d0 ms", "FPS", "× reference"):
+    media = [key for key in ("rtf", "skew_ms") if any(row.figures.get(key) is not None for row in rows)]
+    headings = [{"rtf": "RTF", "skew_ms": "skew ms"}[key] for key in media]
+    last = "× reference" if figure == "fps" else f"× sooner ({FIGURES[figure].removeprefix('ms ')})"
+    for heading in ("variant", "candidate", "equal", "latency ms", "first ms", "d0 ms", "FPS", *headings, last):
         table.add_column(heading, justify="left" if heading in {"variant", "candidate", "equal"} else "right")
     for row in rows:
         if row.state == "removed":
             continue
         cells = [_cell(row, key) for key in ("latency_ms", "first_output_ms", "d0_ms", "fps")]
         ratio = f"{row.ratio:.2f}" if row.ratio else ""
+        cells += ["" if (value := row.figures.get(key)) is None else f"{value:.3g}" for key in media]
         table.add_row(row.variant, row.candidate, "yes" if row.equal else "", *cells, ratio)
     console.print(table)
     for row in rows:

@@ -6,8 +6,10 @@ from collections.abc import Callable, Mapping, MutableMapping
 from typing import Any
 
 import worldplay_model as model  # type: ignore[import-not-found]
-import worldplay_weights as weights  # type: ignore[import-not-found]
 from worldplay_config import WorldConfig, load_config  # type: ignore[import-not-found]
+
+from flashrt.apps.shared.causal_dit import Ranks
+from flashrt.apps.shared.weights import prepare_device, torch_device
 
 Op = Callable[[Mapping[str, Any], MutableMapping[str, Any]], Mapping[str, Any]]
 
@@ -18,11 +20,18 @@ def load(context: Any) -> dict[str, Op]:
     Loading ends with a warm-up on scratch values, so that the first real batch is no slower than the next.
     """
     config = load_config(context.config)
-    device = weights.torch_device(context.device)
-    weights.prepare_device(config, device)
-    makers = {"noise": make_noise, "denoise_step": make_denoise_step, "decode": make_decode}
+    device = torch_device(context.device)
+    prepare_device(config, device)
+    ranks = Ranks.of(context, config)
+    num_tiles = getattr(context, "tiles", {}).get("decode")
+    tiles = Ranks(context.rank, num_tiles, context.group) if num_tiles else None
+    makers: dict[str, Callable[[], Op]] = {
+        "noise": lambda: make_noise(config, device),
+        "denoise_step": lambda: make_denoise_step(config, device, ranks),
+        "decode": lambda: make_decode(config, device, tiles),
+    }
     wanted = makers if context.operations is None else makers.keys() & set(context.operations)
-    return {name: make(config, device) for name, make in makers.items() if name in wanted}
+    return {name: make() for name, make in makers.items() if name in wanted}
 
 
 def make_noise(config: WorldConfig, device: str) -> Op:
@@ -38,12 +47,13 @@ def make_noise(config: WorldConfig, device: str) -> Op:
     return noise
 
 
-def make_denoise_step(config: WorldConfig, device: str) -> Op:
+def make_denoise_step(config: WorldConfig, device: str, ranks: Ranks) -> Op:
     """Return the op that takes one denoising step: `actions`, `sample` -> `latents`, `sample` one level on.
 
-    The level travels with the latents, so all steps are one operation; each has a `dit.kv` of its own.
+    The level travels with the latents, so all steps are one operation; each has a `dit.kv` of its own. In a group of
+    several devices each holds its share of the tokens, and of the heads within attention (Ulysses).
     """
-    dit = weights.load_dit(config, device)
+    dit = model.load_dit(config, device, ranks)
 
     def denoise_step(inputs: Mapping[str, Any], state: MutableMapping[str, Any]) -> Mapping[str, Any]:
         latents, level = inputs["sample"]["latents"], int(inputs["sample"]["level"])
@@ -57,16 +67,26 @@ def make_denoise_step(config: WorldConfig, device: str) -> Op:
     return denoise_step
 
 
-def make_decode(config: WorldConfig, device: str) -> Op:
-    """Return the op that decodes any number of latent frames: `latents` -> `frames`."""
-    decoder = weights.load_decoder(config, device)
+def make_decode(config: WorldConfig, device: str, tiles: Ranks | None) -> Op:
+    """Return the op that decodes any number of latent frames: `latents` -> `frames`.
+
+    Parameters
+    ----------
+    tiles
+        Who decodes which columns; None: this rank decodes all of them.
+    """
+    decoder = model.load_decoder(config, device)
+    start_cache = decoder.start_cache if tiles is None else model.tile_start(decoder, config, tiles)
 
     def decode(inputs: Mapping[str, Any], state: MutableMapping[str, Any]) -> Mapping[str, Any]:
         cache = state["vae.cache"]
-        frames, state["vae.cache"] = model.decode(
-            decoder, inputs["latents"].to(device), decoder.start_cache if cache is None else cache
-        )
+        cache = start_cache if cache is None else cache
+        latents = inputs["latents"].to(device)
+        if tiles is None:
+            frames, state["vae.cache"] = model.decode(decoder, latents, cache)
+        else:
+            frames, state["vae.cache"] = model.decode_tile(decoder, latents, cache, tiles, config.pixel_scale)
         return {"frames": frames}
 
-    model.warm_up_decoder(decoder)
+    model.warm_up_decoder(decoder, config)
     return decode

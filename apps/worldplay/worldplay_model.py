@@ -1,8 +1,7 @@
-"""The world model: Wan's video transformer made causal, and Wan's VAE decoder with its cache kept outside.
+"""The world model: a causal video transformer that listens to key presses, and a streaming decoder.
 
 All functions that compute are pure: they take the state of the world (noise generator, attention cache, feature
-cache) as plain values and return the next one; nothing is changed in place. No weight takes a gradient, so none is
-recorded.
+cache) as plain values and return the next one; nothing is changed in place.
 """
 
 from __future__ import annotations
@@ -15,13 +14,14 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from worldplay_config import NUM_KEYS, WorldConfig  # type: ignore[import-not-found]
 
+from flashrt.apps.shared import causal_dit, streaming_vae
+from flashrt.apps.shared.causal_dit import ALONE, KvCache, Ranks, VideoDit
+from flashrt.apps.shared.streaming_vae import Decoder, FeatureCache
+from flashrt.apps.shared.weights import Source
 from flashrt.errors import input_error
 
-KvCache = dict[str, list[Tensor]]
-"""``{"keys": [layer], "values": [layer]}``, each [1, tokens, width]; keys are kept before rotation."""
-
-FeatureCache = list[Any]
-"""What the causal convolutions of the decoder remember: a tensor, None or the marker ``"Rep"`` for each."""
+TILE_OVERLAP = 2
+"""Latent columns that a tile sees beyond its own, on each side."""
 
 
 class ActionEmbedding(nn.Module):
@@ -40,101 +40,56 @@ class ActionEmbedding(nn.Module):
 
 
 @dataclass(frozen=True)
-class AttentionWindow:
-    """What one layer's self-attention needs besides its tokens; travels in the place of `rotary_emb`."""
+class Dit(VideoDit):
+    """The loaded transformer with the embedding of actions."""
 
-    past_keys: Tensor | None
-    past_values: Tensor | None
-    cos: Tensor
-    sin: Tensor
-    kept: list[tuple[Tensor, Tensor]]
-    """Receives this layer's keys and values of the whole window."""
+    config: WorldConfig | None = None
+    actions: Any = None
 
 
-class CausalAttention:
-    """Attention processor: the tokens of a chunk see each other and the cached window, never the future.
+def load_dit(config: WorldConfig, device: str, ranks: Ranks = ALONE) -> Dit:
+    """Load the transformer and the action embedding, and show them the first image.
 
-    Keys are cached unrotated and rotated at their place within the window: rotary scores depend on differences of
-    positions only, so positions stay bounded however long the world runs.
+    Raises
+    ------
+    InputError
+        The checkpoint folder, or a part of it, is not there.
     """
-
-    def __call__(
-        self,
-        attn: Any,
-        hidden_states: Tensor,
-        encoder_hidden_states: Tensor | None,
-        attention_mask: Tensor | None,
-        window: AttentionWindow,
-    ) -> Tensor:
-        """Attend from hidden_states [1, tokens, width] to the window; same shape out."""
-        query = attn.norm_q(attn.to_q(hidden_states))
-        keys = attn.norm_k(attn.to_k(hidden_states))
-        values = attn.to_v(hidden_states)
-        if window.past_keys is not None:
-            keys = torch.cat([window.past_keys, keys], dim=1)
-            values = torch.cat([window.past_values, values], dim=1)
-        window.kept.append((keys, values))
-        query, key, value = (x.unflatten(2, (attn.heads, -1)) for x in (query, keys, values))
-        num_tokens = query.shape[1]
-        query = _rotate(query, window.cos[:, -num_tokens:], window.sin[:, -num_tokens:])
-        key = _rotate(key, window.cos, window.sin)
-        query, key, value = (x.transpose(1, 2) for x in (query, key, value))
-        mixed = F.scaled_dot_product_attention(query, key, value).transpose(1, 2).flatten(2)
-        return attn.to_out[0](mixed)
+    source = Source("worldplay", config, device)
+    source.part("transformer", "action_embedding.safetensors")
+    transformer = causal_dit.load_transformer(source, config)
+    build = lambda: ActionEmbedding(config.frames_per_batch, transformer.config.text_dim)  # noqa: E731
+    # Louder than the rest: a key must be heard through noise, as it is in a trained model.
+    embedding = source.load_layers("action_embedding.safetensors", build, 1, loudness=8.0)
+    # The first image is clean context for every step, so it is read at noise level 0, with no key held.
+    context = embedding(torch.zeros(1, NUM_KEYS, device=device))
+    start = streaming_vae.start_latent(source, config, config.start_latent).to(device)
+    start_kv = causal_dit.show_first_image(transformer, start, context, ranks)
+    return Dit(config, device, transformer, start_kv, ranks, config, embedding)
 
 
-def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    even, odd = x.unflatten(-1, (-1, 2)).unbind(-1)
-    cos, sin = cos[..., 0::2], sin[..., 1::2]
-    return torch.stack((even * cos - odd * sin, even * sin + odd * cos), dim=-1).flatten(-2).type_as(x)
+def load_decoder(config: WorldConfig, device: str) -> Decoder:
+    """Load the VAE's decoder half and let it decode the first image (that frame belongs to the start-up)."""
+    source = Source("worldplay", config, device)
+    return streaming_vae.load_decoder(source, config, streaming_vae.start_latent(source, config, config.start_latent))
 
 
-@dataclass(frozen=True)
-class Dit:
-    """The loaded transformer and the attention cache of a world that has shown only its first image."""
+def encode_start(config: WorldConfig, image: Tensor) -> Tensor:
+    """Encode a first image, uint8 [height, width, 3], to a start latent, float32 [1, channels, height, width].
 
-    config: WorldConfig
-    device: str
-    transformer: Any
-    actions: ActionEmbedding
-    start_kv: KvCache
-
-
-@dataclass(frozen=True)
-class Decoder:
-    """The loaded VAE decoder and its feature cache after the first image."""
-
-    config: WorldConfig
-    device: str
-    vae: Any
-    mean: Tensor
-    std: Tensor
-    start_cache: FeatureCache
+    Save it with safetensors under the name ``latent`` and name the file in the configuration (`start_latent`).
+    """
+    return streaming_vae.encode_image(streaming_vae.load_vae(Source("worldplay", config, "cpu"), config), image)
 
 
 def first_noise_state(config: WorldConfig) -> Tensor:
-    """Return the generator state, uint8 [bytes], from which the first batch draws its noise."""
-    return torch.Generator().manual_seed(config.seed + 4).get_state()
+    """Return the generator state from which the first batch draws its noise."""
+    return causal_dit.first_noise_state(config.seed + 4)
 
 
 def draw_noise(config: WorldConfig, noise_state: Tensor, device: str) -> tuple[Tensor, Tensor]:
-    """Return a batch's noise, float32 [latent_frames, channels, height, width], and the next generator state.
-
-    The generator is the CPU's on every device, so that a device change does not change the world.
-    """
-    generator = torch.Generator()
-    generator.set_state(noise_state)
-    shape = (config.latent_frames, int(config.vae["z_dim"]), config.latent_height, config.latent_width)
-    return torch.randn(shape, generator=generator).to(device), generator.get_state()
-
-
-def noise_level(config: WorldConfig, level: int) -> float:
-    """Return the share of noise before step `level` (after the last step: 0).
-
-    Source: flow matching with a timestep shift, as in Wan's flow-match schedulers.
-    """
-    linear = 1.0 - level / config.num_steps
-    return config.shift * linear / (1.0 + (config.shift - 1.0) * linear)
+    """Return a batch's noise, float32 [latent_frames, channels, height, width], and the next generator state."""
+    return causal_dit.draw_noise(config, noise_state, device)
 
 
 def check_actions(config: WorldConfig, actions: Any, device: str) -> Tensor:
@@ -174,101 +129,58 @@ def denoise_step(dit: Dit, latents: Tensor, level: int, actions: Any, kv: KvCach
     -------
     The latents one level cleaner, and the cache with this batch in it.
     """
-    config = dit.config
-    context = dit.actions(check_actions(config, actions, dit.device))
-    now, after = noise_level(config, level), noise_level(config, level + 1)
-    num_past = config.window_frames - latents.shape[0]
-    velocity, kv = predict_velocity(dit.transformer, latents, 1000.0 * now, context, kv, num_past)
-    return latents + (after - now) * velocity, kv
-
-
-def predict_velocity(
-    model: Any, latents: Tensor, timestep: float, context: Tensor, kv: KvCache | None, num_past: int
-) -> tuple[Tensor, KvCache]:
-    """Run `WanTransformer3DModel` on a chunk that continues the cached frames.
-
-    The body is that of the model's own `forward`, with the attention window in the place of the rotary table.
-
-    Parameters
-    ----------
-    latents
-        float32 [frames, channels, height, width].
-    context
-        [1, tokens, text_dim].
-    num_past
-        At most so many latent frames of the cache are used and kept.
-
-    Returns
-    -------
-    Velocity, float32, of the latents' shape, and the cache of at most num_past + frames latent frames.
-    """
-    x = latents.transpose(0, 1).unsqueeze(0).to(model.dtype)
-    num_frames, height, width = x.shape[2:]
-    patch_t, patch_h, patch_w = model.config.patch_size
-    tokens_per_frame = (height // patch_h) * (width // patch_w) // patch_t
-    layers = _trim(kv, num_past * tokens_per_frame, len(model.blocks))
-    past_frames = 0 if layers[0][0] is None else layers[0][0].shape[1] // tokens_per_frame
-    cos, sin = model.rope(x.new_empty((1, 1, past_frames + num_frames, height, width)))
-
-    hidden = model.patch_embedding(x).flatten(2).transpose(1, 2).contiguous()
-    time = torch.tensor([timestep], device=x.device)
-    temb, time_proj, context, _ = model.condition_embedder(time, context, None)
-    time_proj = time_proj.unflatten(1, (6, -1))
-    kept: list[tuple[Tensor, Tensor]] = []
-    for block, (past_keys, past_values) in zip(model.blocks, layers, strict=True):
-        window = AttentionWindow(past_keys, past_values, cos, sin, kept)
-        hidden = block(hidden, context, time_proj, window)
-
-    shift, scale = (model.scale_shift_table + temb.unsqueeze(1)).chunk(2, dim=1)
-    hidden = (model.norm_out(hidden.float()) * (1 + scale) + shift).type_as(hidden)
-    patches = model.proj_out(hidden).reshape(
-        num_frames // patch_t, height // patch_h, width // patch_w, patch_t, patch_h, patch_w, -1
-    )
-    velocity = patches.permute(0, 3, 6, 1, 4, 2, 5).reshape(num_frames, -1, height, width).float()
-    return velocity, {"keys": [keys for keys, _ in kept], "values": [values for _, values in kept]}
-
-
-def _trim(
-    kv: KvCache | None, num_tokens: int, num_layers: int
-) -> list[tuple[Tensor, Tensor]] | list[tuple[None, None]]:
-    if kv is None or num_tokens == 0:
-        return [(None, None)] * num_layers
-    return [
-        (keys[:, -num_tokens:], values[:, -num_tokens:]) for keys, values in zip(kv["keys"], kv["values"], strict=True)
-    ]
+    assert dit.config is not None
+    context = dit.actions(check_actions(dit.config, actions, dit.device))
+    now, after = causal_dit.noise_level(dit.sizes, level), causal_dit.noise_level(dit.sizes, level + 1)
+    return causal_dit.denoise(dit, latents, now, after, context, kv)
 
 
 def decode(decoder: Decoder, latents: Tensor, cache: FeatureCache) -> tuple[Tensor, FeatureCache]:
-    """Decode the next latent frames of the world.
+    """Decode the next latent frames of the world; see `flashrt.apps.shared.streaming_vae.decode`."""
+    return streaming_vae.decode(decoder, latents, cache)
 
-    One decoder call a latent frame, as the causal VAE was trained: so any cut of a latent stream into calls gives
-    the same bits.
+
+def tile_columns(width: int, tile: int, num_tiles: int) -> tuple[slice, slice]:
+    """Return the latent columns that a tile decodes, and which of those are its own."""
+    first, last = width * tile // num_tiles, width * (tile + 1) // num_tiles
+    low, high = max(0, first - TILE_OVERLAP), min(width, last + TILE_OVERLAP)
+    return slice(low, high), slice(first - low, last - low)
+
+
+def decode_tile(
+    decoder: Decoder, latents: Tensor, cache: FeatureCache, ranks: Ranks, scale: int
+) -> tuple[Tensor, FeatureCache]:
+    """Decode this rank's columns and return the frames of all ranks: equal to the eye only, seams differ.
 
     Parameters
     ----------
-    latents
-        float32 [n, channels, height, width], n at least 1.
     cache
-        What the convolutions remember of the frames before; left as it is.
-
-    Returns
-    -------
-    Frames, uint8 [4 n, height, width, 3], and the next cache.
+        What the convolutions remember of this tile.
+    scale
+        Pixels along one side of a latent pixel.
     """
-    vae = decoder.vae
-    cache = list(cache)
-    videos = []
-    for latent in latents.split(1):
-        z = (latent * decoder.std + decoder.mean).transpose(0, 1).unsqueeze(0).to(vae.dtype)
-        videos.append(vae.decoder(vae.post_quant_conv(z), feat_cache=cache, feat_idx=[0])[0])
-    video = torch.cat(videos, dim=1).clamp(-1.0, 1.0)
-    frames = ((video + 1.0) * 127.5).round().to(torch.uint8)
-    return frames.permute(1, 2, 3, 0).contiguous(), cache
+    seen, own = tile_columns(latents.shape[-1], ranks.rank, ranks.degree)
+    frames, cache = streaming_vae.decode(decoder, latents[..., seen], cache)
+    part = frames[:, :, own.start * scale : own.stop * scale].contiguous()
+    columns = latents.shape[-1] * scale // ranks.degree
+    parts = [torch.empty_like(part[:, :, :1]).expand(-1, -1, columns, -1).contiguous() for _ in range(ranks.degree)]
+    torch.distributed.all_gather(parts, part, group=ranks.group)
+    return torch.cat(parts, dim=2), cache
+
+
+def tile_start(decoder: Decoder, config: WorldConfig, ranks: Ranks) -> FeatureCache:
+    """Return this tile's feature cache after the first image."""
+    source = Source("worldplay", config, decoder.device)
+    start = streaming_vae.start_latent(source, config, config.start_latent).to(decoder.device)
+    seen, _ = tile_columns(config.latent_width, ranks.rank, ranks.degree)
+    blank: FeatureCache = [None] * len(decoder.start_cache)
+    return streaming_vae.decode(decoder, start[..., seen], blank)[1]
 
 
 def warm_up_dit(dit: Dit) -> None:
     """Run the steps of two batches on scratch values: kernels and memory are then ready, no state is touched."""
     config = dit.config
+    assert config is not None
     actions = torch.zeros(config.frames_per_batch, NUM_KEYS)
     kv = dit.start_kv
     for _ in range(2):
@@ -276,7 +188,7 @@ def warm_up_dit(dit: Dit) -> None:
         _, kv = denoise_step(dit, latents, 0, actions, kv)
 
 
-def warm_up_decoder(decoder: Decoder) -> None:
+def warm_up_decoder(decoder: Decoder, config: WorldConfig) -> None:
     """Decode two latent frames on scratch values: the first ones after the start take other kernels than the rest."""
-    latents, _ = draw_noise(decoder.config, first_noise_state(decoder.config), decoder.device)
+    latents, _ = draw_noise(config, first_noise_state(config), decoder.device)
     decode(decoder, latents[:2], decoder.start_cache)

@@ -70,7 +70,7 @@ def test_worldplay_candidates_and_what_they_promise() -> None:
 
 
 def test_illegal_ones_name_what_forbids_them() -> None:
-    found = candidates(worldplay(degrees=[1]))
+    found = candidates(worldplay(degrees=[1], tiles=[]))
     illegal = {name: candidate for name, candidate in found.items() if not candidate["legal"]}
     assert "carried between iterations" in illegal["stream:step.sample->sample"]["legality"]
     assert "declared blocking" in illegal["stream:step.latents->latents"]["legality"]

@@ -21,6 +21,9 @@ import torch
 import yaml
 
 import flashrt.apps
+from flashrt.apps.shared import streaming_vae
+from flashrt.apps.shared.causal_dit import predict_velocity
+from flashrt.apps.shared.weights import Source
 from flashrt.errors import InputError
 
 APP = Path(flashrt.apps.__path__[0]) / "worldplay"
@@ -45,7 +48,6 @@ reference = load_file("reference")
 inputs = load_file("inputs")
 config_module = sys.modules["worldplay_config"]
 model: Any = sys.modules["worldplay_model"]
-weights: Any = sys.modules["worldplay_weights"]
 
 
 class ListOutput(list[Any]):
@@ -92,6 +94,10 @@ def _threads() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
+def start_latent(config: Any) -> torch.Tensor:
+    return streaming_vae.start_latent(Source("worldplay", config, "cpu"), config)
+
+
 @pytest.fixture(scope="module")
 def config() -> Any:
     return config_module.load_config()
@@ -99,12 +105,12 @@ def config() -> Any:
 
 @pytest.fixture(scope="module")
 def dit(config: Any) -> Any:
-    return weights.load_dit(config, "cpu")
+    return model.load_dit(config, "cpu")
 
 
 @pytest.fixture(scope="module")
 def decoder(config: Any) -> Any:
-    return weights.load_decoder(config, "cpu")
+    return model.load_decoder(config, "cpu")
 
 
 @pytest.fixture(scope="module")
@@ -222,7 +228,7 @@ def test_decoding_continues_as_the_library_decodes_at_once(config: Any, decoder:
     latents = torch.randn((6, 16, 8, 8), generator=torch.Generator().manual_seed(2))
     first, cache = model.decode(decoder, latents[:3], decoder.start_cache)
     second, _ = model.decode(decoder, latents[3:], cache)
-    world = torch.cat([weights.start_latent(config), latents]) * decoder.std + decoder.mean
+    world = torch.cat([start_latent(config), latents]) * decoder.std + decoder.mean
     with torch.no_grad():
         video = decoder.vae.decode(world.transpose(0, 1)[None]).sample[0]
     frames = ((video + 1.0) * 127.5).round().to(torch.uint8).permute(1, 2, 3, 0)
@@ -245,8 +251,8 @@ def test_without_a_cache_it_is_the_library_model(config: Any, dit: Any) -> None:
 
     latents = torch.randn((3, 16, 8, 8), generator=torch.Generator().manual_seed(3))
     tokens = dit.actions(torch.ones((12, 8)))
-    ours, _ = model.predict_velocity(dit.transformer, latents, 500.0, tokens, None, num_past=0)
-    stock = weights.load_dit(config, "cpu").transformer
+    ours, _ = predict_velocity(dit.transformer, latents, 500.0, tokens, None, num_past=0)
+    stock = model.load_dit(config, "cpu").transformer
     for block in stock.blocks:
         block.attn1.set_processor(WanAttnProcessor())
     with torch.no_grad():
@@ -260,8 +266,8 @@ def test_cached_chunks_are_block_causal_attention(config: Any, dit: Any) -> None
 
     latents = torch.randn((6, 16, 8, 8), generator=torch.Generator().manual_seed(4))
     tokens = dit.actions(torch.ones((12, 8)))
-    first, kv = model.predict_velocity(dit.transformer, latents[:3], 500.0, tokens, None, num_past=0)
-    second, _ = model.predict_velocity(dit.transformer, latents[3:], 500.0, tokens, kv, num_past=3)
+    first, kv = predict_velocity(dit.transformer, latents[:3], 500.0, tokens, None, num_past=0)
+    second, _ = predict_velocity(dit.transformer, latents[3:], 500.0, tokens, kv, num_past=3)
 
     chunk = torch.arange(6 * 64) // (3 * 64)
     mask = chunk[:, None] >= chunk[None, :]
@@ -270,7 +276,7 @@ def test_cached_chunks_are_block_causal_attention(config: Any, dit: Any) -> None
         def __call__(self, attn: Any, hidden: Any, *rest: Any) -> Any:
             return super().__call__(attn, hidden, None, mask, rest[-1])
 
-    stock = weights.load_dit(config, "cpu").transformer
+    stock = model.load_dit(config, "cpu").transformer
     for block in stock.blocks:
         block.attn1.set_processor(Masked())
     with torch.no_grad():
@@ -343,7 +349,7 @@ def test_an_encoded_image_starts_another_world(
     from safetensors.torch import save_file
 
     image = torch.arange(64).view(64, 1, 1).expand(64, 64, 3).mul(4).to(torch.uint8)
-    latent = weights.encode_start(config, image)
+    latent = model.encode_start(config, image)
     assert tuple(latent.shape) == (1, 16, 8, 8)
     save_file({"latent": latent.contiguous()}, tmp_path / "start.safetensors")
     frames = play(batches[:1], start_latent=str(tmp_path / "start.safetensors"))
@@ -409,15 +415,15 @@ def test_a_checkpoint_folder_is_loaded(
     from diffusers.models.autoencoders.autoencoder_kl_wan import AutoencoderKLWan
     from safetensors.torch import save_file
 
-    dit = weights.load_dit(config, "cpu")
+    dit = model.load_dit(config, "cpu")
     dit.transformer.save_pretrained(tmp_path / "transformer")
-    vae = weights._load_vae(config)
+    vae = streaming_vae.load_vae(Source("worldplay", config, "cpu"), config)
     assert isinstance(vae, AutoencoderKLWan)
     vae.save_pretrained(tmp_path / "vae")
     with pytest.raises(InputError, match=r"action_embedding\.safetensors"):
         play(batches[:1], checkpoint_dir=str(tmp_path))
     save_file(dit.actions.state_dict(), tmp_path / "action_embedding.safetensors")
-    save_file({"latent": weights.start_latent(config)}, tmp_path / "start_latent.safetensors")
+    save_file({"latent": start_latent(config)}, tmp_path / "start_latent.safetensors")
     assert torch.equal(play(batches[:2], checkpoint_dir=str(tmp_path), seed=config.seed), played[:2])
 
 

@@ -103,7 +103,7 @@ def find_streaming(built: BuiltProgram) -> list[dict[str, Any]]:
 def judge_stream(built: BuiltProgram, placed: PlacedEdge) -> tuple[bool, str]:
     """Return whether chunks on this edge could let both ends overlap, and the reason."""
     edge, flows = placed.edge, placed.flows
-    carried = next((flow for flow in flows if flow.carried), None)
+    carried = next((flow for flow in flows if flow.carried and not flow.chunked), None)
     if carried is not None:
         return False, f"'{carried.label}' is carried between iterations: the next one starts from the whole value"
     if all(flow.source == INPUT for flow in flows):

@@ -326,7 +326,7 @@ class _Flattener:
                 target_port=port,
                 source_chunks=counts[0],
                 target_chunks=counts[-1],
-                chunked=whole and not segment.carried and counts[0] > 1,
+                chunked=whole and counts[0] > 1,
                 axis=streams[-1].axis if streams else 0,
                 lookahead=max((edge.lookahead for edge in streams), default=0),
                 carried=segment.carried,

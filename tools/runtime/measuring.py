@@ -200,8 +200,10 @@ class Measuring:
     def _read_files(self) -> set[str]:
         """Return the files that the operations were made of; those in the program's folder relative to it."""
         found = set(self._files)
-        for module in list(sys.modules.values()):
-            found |= _within(getattr(module, "__file__", None), self._folder)
+        for name, module in list(sys.modules.items()):
+            file = getattr(module, "__file__", None)
+            # What applications share is part of them, though it is installed beside the library.
+            found |= {file} if file and name.startswith("flashrt.apps.") else _within(file, self._folder)
         with Path("/proc/self/maps").open(encoding="utf-8", errors="replace") as maps:
             for line in maps:
                 found |= _within(line.partition("/")[1] + line.partition("/")[2].strip() or None, self._folder)

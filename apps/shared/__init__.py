@@ -1,0 +1,1 @@
+"""What several applications share: causal video, streaming speech, weights, configurations. See apps/README.md."""
