@@ -29,7 +29,7 @@ DURATION_S = 5.0
 QUICK_DURATION_S = 2.0
 LOG_WIDTH = 150
 MAX_ATTEMPTS = 3
-MIN_BATCHES = 8
+MIN_BATCHES = 12
 FIGURES = {"fps": "FPS", "first_output_ms": "ms to the first output", "latency_ms": "ms to the last output"}
 
 
