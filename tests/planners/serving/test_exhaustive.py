@@ -182,7 +182,7 @@ def routed(
 def settings_of(seed: int) -> Settings:
     load = Load(num_estimated=400, num_simulated=30_000, seed=seed)
     routing: Any = "grid" if seed % 3 == 0 else "lp"
-    return Settings(max_kinds=None, routing=routing, step=0.5, time_limit_s=120, load=load)
+    return Settings(max_simulated=MOST_PLANS, max_kinds=None, routing=routing, step=0.5, time_limit_s=120, load=load)
 
 
 @pytest.mark.parametrize("seed", range(NUM))

@@ -44,6 +44,8 @@ NUM_FIRST = 8
 NUM_FINAL = 16
 NUM_POLISHED = 5
 NUM_EACH = 6
+NUM_WHOLE = 100
+"""So few plans are simulated one and all, however little their estimates promise."""
 
 
 @dataclass(frozen=True)
@@ -371,7 +373,8 @@ class _Search:
             if id(candidate) in self.shown:
                 done.append(replace(candidate, simulated=self.shown[id(candidate)]))
                 continue
-            if self.floor > 0 and self.floor >= candidate.value * (1 + ESTIMATE_SLACK):
+            hopeless = self.floor >= candidate.value * (1 + ESTIMATE_SLACK)
+            if hopeless and self.floor > 0 and len(self.kept.heap) > NUM_WHOLE:
                 continue
             if len(done) >= settings.max_simulated or (len(done) >= NUM_FIRST and self._spent(SIMULATED_SHARE)):
                 proved = False
