@@ -1,0 +1,1 @@
+"""Planners for many users: `elastic` (DDiT) for diffusion video step by step."""
