@@ -63,19 +63,19 @@ class RequestClass:
     regroup_ns: Mapping[int, int]
     is_profiled: bool = True
 
-    def run_ns(self, degree: int) -> int:
-        """Return how long a request takes alone at one degree, the VAE at its own degree or what there is of it."""
-        return self.steps * self.step_ns[degree] + self.vae_ns[largest(self.vae_ns, min(degree, self.vae_degree))]
+    def held_ns(self, degree: int) -> int:
+        """Return the device time of a request that keeps all its devices until the VAE's end."""
+        return degree * (self.steps * self.step_ns[degree] + self.vae_ns[largest(self.vae_ns, degree)])
 
     def work_ns(self, degree: int) -> int:
-        """Return the device time of a request at one degree whose devices are released when the DiT phase ends."""
+        """Return the device time of a request that keeps only the VAE's devices when the DiT phase ends."""
         kept = largest(self.vae_ns, min(degree, self.vae_degree))
         return degree * self.steps * self.step_ns[degree] + kept * self.vae_ns[kept]
 
 
 def largest(times: Mapping[int, int], limit: int) -> int:
-    """Return the largest profiled degree up to `limit`."""
-    return max(degree for degree in times if degree <= limit)
+    """Return the largest profiled degree up to `limit`; where there is none, the smallest."""
+    return max([degree for degree in times if degree <= limit], default=min(times))
 
 
 def make_classes(profile: ElasticProfile, workload: ElasticWorkload) -> tuple[list[RequestClass], list[str]]:

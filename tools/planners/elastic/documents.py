@@ -98,7 +98,7 @@ class Arrivals(Frozen):
     rate: float | None = Field(default=None, gt=0, le=1e6)
     """Mean rate, in `unit`; a trace without one keeps its own times."""
     unit: Literal["nominal", "per_s"] = "nominal"
-    """``nominal``: 1 is the rate at which requests at their B keep all devices busy; ``per_s``: requests a second."""
+    """``nominal``: 1 is what a monolithic deployment sustains, every request at its B; ``per_s``: requests a second."""
     burst_size: int = Field(default=1, ge=1, le=100_000)
     """burst: requests that come together."""
     trace: str | None = None

@@ -1,8 +1,9 @@
 """Requests of a workload: when they come and of which class.
 
-What a rate means is not said in the paper's text that we have; here a rate of 1 in the unit ``nominal`` is that at which requests
-at their B, their devices released for the VAE, keep all devices busy. So 1.0 is the edge of what the method itself can
-sustain for ever, and a finite number of requests at 1.0 comes with queues that grow.
+What a rate means is not said in the paper's text that we have. Here a rate of 1 in the unit ``nominal`` is what a monolithic
+deployment can sustain in which every request has its B from its beginning to the end of the VAE: at 1.0 such a deployment is
+saturated, and what is better in use has room. At the edge of the method's own capacity, figures of a finite number of requests would
+say how long was looked at.
 """
 
 from __future__ import annotations
@@ -37,8 +38,8 @@ class Load:
 
 
 def nominal_per_s(classes: Sequence[RequestClass], shares: Sequence[float], num_devices: int) -> float:
-    """Return the requests a second that keep all devices busy when each runs at its B."""
-    work = sum(share * one.work_ns(one.best) for one, share in zip(classes, shares, strict=True)) / sum(shares)
+    """Return the requests a second that keep all devices busy when each has its B until its end."""
+    work = sum(share * one.held_ns(one.best) for one, share in zip(classes, shares, strict=True)) / sum(shares)
     return num_devices * NS_PER_S / work
 
 

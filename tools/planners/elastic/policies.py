@@ -26,6 +26,9 @@ class Policy:
         Devices are divided among classes, once or by who is there.
     is_isolated
         A class never takes devices of another's part.
+    waiting_first
+        Released devices go to waiting requests before hungry ones. Not DDiT's order, but where requests wait a device
+        does more as a first one than as a fourth one, and promotions then lengthen the queue.
     """
 
     name: str
@@ -35,9 +38,12 @@ class Policy:
     releases: bool = False
     partition: Literal["none", "static", "dynamic"] = "none"
     is_isolated: bool = True
+    waiting_first: bool = False
 
 
-ELASTIC = Policy("elastic", promotes=True, releases=True)
+ELASTIC = Policy("elastic", promotes=True, releases=True, waiting_first=True)
+DDIT = Policy("ddit", promotes=True, releases=True)
+"""The paper's own order: hungry requests first."""
 STATIC = tuple(Policy(f"static_{degree}", degree=degree, waits=True) for degree in (1, 2, 4, 8))
 PARTITIONS = (
     Policy("static_partition", waits=True, partition="static"),
@@ -45,7 +51,7 @@ PARTITIONS = (
     Policy("shared_partition", waits=True, partition="dynamic", is_isolated=False),
 )
 HALVES = (Policy("release_only", releases=True), Policy("promote_only", promotes=True))
-POLICIES = {policy.name: policy for policy in (ELASTIC, *STATIC, *PARTITIONS, *HALVES)}
+POLICIES = {policy.name: policy for policy in (ELASTIC, DDIT, *STATIC, *PARTITIONS, *HALVES)}
 
 
 def find_policy(name: str) -> Policy:

@@ -1,8 +1,9 @@
 """The scheduler: a state machine without a clock. Events in, decisions out; the simulator and the runtime share it.
 
 Rules: requests begin in order of arrival, with the devices that are free up to B. Whoever has fewer is hungry. When devices are
-released, hungry requests are promoted, the most starved first, where the change pays; then waiting ones begin. A promotion takes
-effect at the request's next step boundary. Every message carries the version of its allocation; stale ones are dropped and counted.
+released, hungry requests are promoted, the most starved first, where the change pays; then waiting ones begin (`Policy.waiting_first`:
+the other way round). A promotion takes effect at the request's next step boundary. Every message carries the version of its
+allocation; stale ones are dropped and counted.
 
 Source: DDiT, sections 4, 10 and 15; ``spec/planners.md``, section 3.
 """
@@ -237,9 +238,12 @@ class Scheduler:
         for device in devices:
             self.owner[device] = None
         self.free.give(devices)
-        if self.hungry:
+        if self.policy.waiting_first:
+            self._start_waiting(now_ns, out)
+        if self.hungry and self.free.num_free:
             self._promote(now_ns)
-        self._start_waiting(now_ns, out)
+        if self.free.num_free:
+            self._start_waiting(now_ns, out)
 
     def _promote(self, now_ns: int) -> None:
         """Give free devices to hungry requests, the most starved first; they have them from their next boundary on."""
