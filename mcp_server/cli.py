@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from flashrt import __version__
 from flashrt.errors import FlashrtError
+from flashrt.mcp_server.elastic_command import add_elastic
 from flashrt.mcp_server.plan_command import add_plan
 
 if TYPE_CHECKING:
@@ -65,6 +66,8 @@ def build_parser() -> argparse.ArgumentParser:
     _add_workspace(deploy)
 
     _add_workspace(add_plan(commands))
+    for action in add_elastic(commands):
+        _add_workspace(action)
     _add_gpu(commands)
     commands.add_parser("doctor", help="say what works on this machine and what to install")
     return parser
@@ -119,6 +122,10 @@ def main(argv: Sequence[str] | None = None) -> int:
             from flashrt.mcp_server.plan_command import run_plan
 
             return run_plan(options)
+        if options.command == "elastic":
+            from flashrt.mcp_server.elastic_command import run_elastic
+
+            return run_elastic(options)
         if options.command == "gpu":
             from flashrt.mcp_server.gpu_command import run_gpu
 

@@ -27,6 +27,7 @@ JOB_FUNCTIONS: dict[str, str] = {
     "ir_interpret": "flashrt.mcp_server.work:ir_interpret",
     "profile_measure": "flashrt.mcp_server.work:profile_measure",
     "plan_deployment": "flashrt.mcp_server.work:plan_deployment",
+    "plan_elastic": "flashrt.mcp_server.work:plan_elastic",
     "equivalence_check": "flashrt.mcp_server.work:equivalence_check",
     "bench_run": "flashrt.mcp_server.work:bench_run",
     "bench_compare": "flashrt.mcp_server.work:bench_compare",

@@ -25,7 +25,9 @@ def shipped(name: str) -> ElasticProfile:
     return read_elastic_profile(DATA / f"{name}.yaml")
 
 
-def workload_of(profile: ElasticProfile, *, num_requests: int = 60, repeats: int = 1, **arrivals: object) -> ElasticWorkload:
+def workload_of(
+    profile: ElasticProfile, *, num_requests: int = 60, repeats: int = 1, **arrivals: object
+) -> ElasticWorkload:
     """Return a workload with equal shares of a profile's classes."""
     return ElasticWorkload(
         classes={name: WorkloadClass(share=1) for name in profile.classes},

@@ -155,7 +155,9 @@ def read_elastic_workload(path: Path) -> ElasticWorkload:
     found = validate(ElasticWorkload, read_document(path, retry=RETRY), noun=noun, retry=RETRY)
     arrivals, findings = found.arrivals, []
     if arrivals.process == "trace" and arrivals.trace is None:
-        findings.append(Finding(f"{noun}, arrivals", "key 'trace': a CSV file of moments", "none", RETRY, rule="no-trace"))
+        findings.append(
+            Finding(f"{noun}, arrivals", "key 'trace': a CSV file of moments", "none", RETRY, rule="no-trace")
+        )
     if arrivals.process != "trace" and arrivals.rate is None:
         findings.append(Finding(f"{noun}, arrivals", "key 'rate'", "none", RETRY, rule="no-rate"))
     if findings:
