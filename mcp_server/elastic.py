@@ -1,4 +1,4 @@
-"""What ``plan_elastic`` and ``flashrt elastic`` share: the documents read, the policies compared, the answer written down."""
+"""What ``plan_elastic`` and ``flashrt elastic`` share: a question read from documents, devices and a policy."""
 
 from __future__ import annotations
 

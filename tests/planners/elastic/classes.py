@@ -17,7 +17,7 @@ def make_class(
 ) -> RequestClass:
     """Return a class with times in ns."""
     times = times or {1: 100}
-    return RequestClass(name, steps, best, times, vae or {1: 50}, 1, {degree: regroup for degree in times})
+    return RequestClass(name, steps, best, times, vae or {1: 50}, 1, dict.fromkeys(times, regroup))
 
 
 def shipped(name: str) -> ElasticProfile:

@@ -167,7 +167,7 @@ PLACES = st.sampled_from([(1, 1), (2, 2), (3, 2), (8, 8), (8, 4), (6, 3)])
 def test_what_must_hold_holds_after_every_event(
     policy: str, place: tuple[int, int], actions: list[tuple[str, int]]
 ) -> None:
-    # A fixed part for each class needs as many devices as classes; the comparison leaves the policy out where they are fewer.
+    # A fixed part for each class needs as many devices as classes; else the comparison leaves the policy out.
     num_devices, island = place if policy != "static_partition" else (8, 4)
     play = Play(policy, num_devices, island, CLASSES)
     for what, number in actions:

@@ -94,9 +94,8 @@ def choose_policies(question: Question) -> tuple[list[Policy], list[str]]:
     if question.num_devices >= len(question.classes):
         return found, []
     left_out = [one.name for one in found if one.partition == "static"]
-    return [one for one in found if one.name not in left_out], [
-        f"{listed(left_out)} left out: {question.num_devices} devices cannot be divided among {len(question.classes)} classes"
-    ]
+    why = f"{question.num_devices} devices cannot be divided among {len(question.classes)} classes"
+    return [one for one in found if one.name not in left_out], [f"{listed(left_out)} left out: {why}"]
 
 
 def run_policy(question: Question, policy: Policy, *, keeps_history: bool = False) -> list[Simulated]:

@@ -141,8 +141,8 @@ def read_elastic_profile(path: Path) -> ElasticProfile:
         missing = sorted(set(times.step_ms) - {1} - set(found.setup_ms))
         if missing:
             findings.append(
-                Finding(f"{noun}, setup_ms", f"the set-up of every degree that class '{name}' has", f"none for {missing}",
-                        f"measure it; {RETRY}", rule="no-setup")
+                Finding(f"{noun}, setup_ms", f"the set-up of every degree that class '{name}' has",
+                        f"none for {missing}", f"measure it; {RETRY}", rule="no-setup")
             )  # fmt: skip
     if findings:
         raise InputError(findings)

@@ -1,10 +1,11 @@
 """An engine: the process of one device, its weights resident, that runs steps as a member of whatever group it is told.
 
-``python -P -m flashrt.planners.elastic.engine --fd N --parent PID``: commands and answers over one socket. It ends when its parent
-does, or when the other end of the socket is closed.
+``python -P -m flashrt.planners.elastic.engine --fd N --parent PID``: commands and answers over one socket. It ends
+when its parent does, or when the other end of the socket is closed.
 
-Commands: ``run`` (one step; `begin`: from noise; `source`: the latent comes from there first), ``decode``, ``drop`` (forget a
-request), ``prepare`` (make groups ahead), ``measure`` (what a change of group costs). The lowest device of a group answers.
+Commands: ``run`` (one step; `begin`: from noise; `source`: the latent comes from there first), ``decode``, ``drop``
+(forget a request), ``prepare`` (make groups ahead), ``measure`` (what a change of group costs). The lowest device of
+a group answers.
 """
 
 from __future__ import annotations

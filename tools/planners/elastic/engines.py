@@ -82,8 +82,8 @@ class Engines:
         ours, theirs = socket.socketpair()
         with theirs:
             process = subprocess.Popen(
-                [sys.executable, "-P", "-m", "flashrt.planners.elastic.engine", "--fd", str(theirs.fileno()), "--parent",
-                 str(os.getpid())],
+                [sys.executable, "-P", "-m", "flashrt.planners.elastic.engine", "--fd", str(theirs.fileno()),
+                 "--parent", str(os.getpid())],
                 stdin=subprocess.DEVNULL, pass_fds=(theirs.fileno(), self._store),
                 env={**os.environ, MARK: self._mark, "OMP_NUM_THREADS": "1"},
             )  # fmt: skip
@@ -106,7 +106,7 @@ class Engines:
                 self.of[device].connection.send(command)
 
     def receive(self, until_ns: int | None) -> Iterator[tuple[int, dict[str, Any] | None]]:
-        """Yield (device, message) of all that have said something by a moment of the machine's clock, at least one look.
+        """Yield (device, message) of all that have said something by a moment of the machine's clock; look once at least.
 
         None instead of a message: the process has ended; it is reaped.
         """

@@ -1,9 +1,9 @@
 """Requests of a workload: when they come and of which class.
 
-What a rate means is not said in the paper's text that we have. Here a rate of 1 in the unit ``nominal`` is what a monolithic
-deployment can sustain in which every request has its B from its beginning to the end of the VAE: at 1.0 such a deployment is
-saturated, and what is better in use has room. At the edge of the method's own capacity, figures of a finite number of requests would
-say how long was looked at.
+What a rate means is not said in the paper's text that we have. Here a rate of 1 in the unit ``nominal`` is what a
+monolithic deployment can sustain in which every request has its B from its beginning to the end of the VAE: at 1.0
+such a deployment is saturated, and what is better in use has room. At the edge of the method's own capacity, the
+figures of a finite number of requests would say how long was looked at.
 """
 
 from __future__ import annotations

@@ -74,9 +74,27 @@ class Request:
     """
 
     __slots__ = (
-        "arrived_ns", "arrival", "counted_step", "devices", "dit_end_ns", "ended_ns", "gpu_ns", "history", "kind",
-        "number", "pending", "phase", "promotions", "restarts", "service", "since_ns", "starvation_ns", "started_ns",
-        "step", "step_ns", "version",
+        "arrival",
+        "arrived_ns",
+        "counted_step",
+        "devices",
+        "dit_end_ns",
+        "ended_ns",
+        "gpu_ns",
+        "history",
+        "kind",
+        "number",
+        "pending",
+        "phase",
+        "promotions",
+        "restarts",
+        "service",
+        "since_ns",
+        "started_ns",
+        "starvation_ns",
+        "step",
+        "step_ns",
+        "version",
     )  # fmt: skip
 
     def __init__(self, number: int, arrival: int, kind: int, service: Service, now_ns: int) -> None:

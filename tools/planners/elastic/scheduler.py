@@ -1,9 +1,9 @@
 """The scheduler: a state machine without a clock. Events in, decisions out; the simulator and the runtime share it.
 
-Rules: requests begin in order of arrival, with the devices that are free up to B. Whoever has fewer is hungry. When devices are
-released, hungry requests are promoted, the most starved first, where the change pays; then waiting ones begin (`Policy.waiting_first`:
-the other way round). A promotion takes effect at the request's next step boundary. Every message carries the version of its
-allocation; stale ones are dropped and counted.
+Rules: requests begin in order of arrival, with the devices that are free up to B. Whoever has fewer is hungry. When
+devices are released, hungry requests are promoted, the most starved first, where the change pays; then waiting ones
+begin (`Policy.waiting_first`: the other way round). A promotion takes effect at the request's next step boundary.
+Every message carries the version of its allocation; stale ones are dropped and counted.
 
 Source: DDiT, sections 4, 10 and 15; ``spec/planners.md``, section 3.
 """

@@ -1,7 +1,8 @@
 """The runtime: the simulator's scheduler over engine processes. Events are their answers, decisions become commands.
 
-A command goes to all members of a group; the lowest device answers. The next step is commanded when the last one was answered, so
-a group changes only at a boundary. Emulated engines say when a step ended on their own clock, and that moment counts.
+A command goes to all members of a group; the lowest device answers. The next step is commanded when the last one was
+answered, so a group changes only at a boundary. Emulated engines say when a step ended on their own clock, and that
+moment counts.
 """
 
 from __future__ import annotations
@@ -272,7 +273,7 @@ def serve_load(
 
 
 def prepare_groups(engines: Engines, classes: Sequence[RequestClass], islands: Sequence[Sequence[int]]) -> None:
-    """Make groups ahead: every set of devices that a class may run on, up to `MAX_GROUPS`; the rest when first needed."""
+    """Make groups ahead: every set of devices that a class may run on, up to `MAX_GROUPS`; others when first needed."""
     degrees = sorted({degree for one in classes for degree in one.step_ns if 1 < degree <= one.best})
     groups = [
         devices for degree in degrees for island in islands for devices in combinations(island, degree)

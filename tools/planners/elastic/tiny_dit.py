@@ -1,7 +1,9 @@
-"""A tiny diffusion transformer in the style of Wan: adaLN blocks over video tokens, three-axis rotary positions, text by
-cross-attention, Euler steps of a flow; and a VAE's decoder. Its weights are drawn from a seed. Imported by engines alone.
+"""A tiny diffusion transformer in the style of Wan: adaLN blocks over video tokens, three-axis rotary positions, text
+by cross-attention, Euler steps of a flow; and a VAE's decoder. Its weights are drawn from a seed. Imported by
+engines alone.
 
-Sequence parallel: each rank has a part of the tokens; keys and values are gathered, so every rank computes attention of its own queries.
+Sequence parallel: each rank has a part of the tokens; keys and values are gathered, so every rank computes attention
+of its own queries.
 """
 
 from __future__ import annotations
@@ -100,7 +102,9 @@ class TinyDit:
         functional = self._torch.nn.functional
         angles = self._angles(geometry)[part]
         hidden = functional.linear(x, self._embed)
-        time = functional.linear(functional.silu(functional.linear(self._sinusoid(sigma), self._time[0])), self._time[1])
+        time = functional.linear(
+            functional.silu(functional.linear(self._sinusoid(sigma), self._time[0])), self._time[1]
+        )
         for block in self._blocks:
             shift_a, scale_a, gate_a, shift_b, scale_b, gate_b = (time.view(6, DIM) + block["modulation"]) * 0.2
             inner = functional.layer_norm(hidden, (DIM,)) * (1 + scale_a) + shift_a
