@@ -79,28 +79,24 @@ def test_the_bound_is_the_least_of_all_divisions(
     ]  # fmt: skip
     found = offline_bound(classes, counts, islands)
     order = [number for number, group in enumerate(islands) for _ in group]
-    costs = []
-    for sizes in itertools.product(range(num_devices + 1), repeat=len(counts)):
-        for gap in range(num_devices + 1):
-            cost, begin = 0, gap
-            if gap + sum(sizes) > num_devices:
-                continue
-            for one, count, size in zip(classes, counts, sizes, strict=True):
-                options = []
-                for degree in (1, 2, 4):
-                    alpha = num_groups(range(begin, begin + size), order, degree)
-                    if alpha and count:
-                        options.append(size * -(-count // alpha) * 2 * one.step_ns[degree] + count * 5)
-                if count and not options:
-                    break
-                cost += min(options, default=0)
-                begin += size
-            else:
-                costs.append(cost)
-    if found is None:
-        assert not costs
-    else:
-        assert found.gpu_ns == min(costs)
+
+    def cheapest(place: int, begin: int) -> float:
+        """Try every stretch of devices behind `begin` for this class, and all that follow it."""
+        if place == len(classes):
+            return 0.0
+        if not counts[place]:
+            return cheapest(place + 1, begin)
+        tried = [float("inf")]
+        for first, last in itertools.combinations(range(begin, num_devices + 1), 2):
+            for degree in (1, 2, 4):
+                alpha = num_groups(range(first, last), order, degree)
+                if alpha:
+                    rounds = -(-counts[place] // alpha)
+                    cost = (last - first) * rounds * 2 * classes[place].step_ns[degree] + counts[place] * 5
+                    tried.append(cost + cheapest(place + 1, last))
+        return min(tried)
+
+    assert (float("inf") if found is None else found.gpu_ns) == cheapest(0, 0)
 
 
 def test_fragments_form_fewer_groups() -> None:
@@ -214,7 +210,7 @@ def test_what_was_not_profiled_is_refused_or_runs_as_declared(tmp_path: Path) ->
     run = simulate(found, DDIT, make_islands(4), [0, 1, 2], [0, 0, 2], keeps_history=True)
     assert all(len(devices) <= 2 for one in run.requests[:2] for _, devices, _ in one.history)
     assert sum(one.promotions for one in run.requests[:2]) == 0
-    with pytest.raises(InputError, match="no-room|larger islands"):
+    with pytest.raises(InputError, match="larger islands"):
         make_question(able, workload, make_islands(4, 1), tmp_path)
 
 

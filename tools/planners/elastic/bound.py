@@ -69,6 +69,11 @@ def offline_bound(
                     found = row[i]
                     if found is None or cost < found[0]:
                         row[i] = (cost, (*before[1], k), (*before[2], degree))
+            # Devices may be left over anywhere: the first i are no worse than the first i − 1.
+            last = row[i - 1] if i else None
+            here = row[i]
+            if last is not None and (here is None or last[0] < here[0]):
+                row[i] = last
         best = row
     found = best[num]
     return None if found is None else Bound(found[0], found[1], found[2])

@@ -106,7 +106,7 @@ class Engines:
                 self.of[device].connection.send(command)
 
     def receive(self, until_ns: int | None) -> Iterator[tuple[int, dict[str, Any] | None]]:
-        """Yield (device, message) of all that have said something by a moment of the machine's clock; look once at least.
+        """Yield (device, message) of all that have said something by a moment; look once at least.
 
         None instead of a message: the process has ended; it is reaped.
         """
