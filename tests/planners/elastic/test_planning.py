@@ -188,7 +188,7 @@ def test_loads_have_their_rates(tmp_path: Path) -> None:
 def write(path: Path, source: Any, **changes: Any) -> Path:
     found = yaml.safe_load((DATA / source).read_text()) if isinstance(source, str) else source
     found.update(changes)
-    path.write_text(yaml.safe_dump(found))
+    path.write_text(yaml.safe_dump(found, sort_keys=False))
     return path
 
 
