@@ -9,6 +9,7 @@ from pydantic import Field, StrictInt
 
 from flashrt.errors import Finding, InputError, input_error, listed
 from flashrt.mcp_server.devices import device_names
+from flashrt.mcp_server.planner_tools import PlannerTools
 from flashrt.mcp_server.workspace import Workspace
 
 if TYPE_CHECKING:
@@ -50,7 +51,7 @@ NeighboursArgument = Annotated[
 ConfigArgument = Annotated[dict[str, Any] | None, Field(description="The application's own options")]
 
 
-class Tools:
+class Tools(PlannerTools):
     """The tools' functions, bound to one workspace; each returns a JSON-ready mapping."""
 
     def __init__(self, workspace: Workspace) -> None:
@@ -429,24 +430,6 @@ class Tools:
             "time_limit_s": time_limit_s, "max_period_ms": max_period_ms, "min_fps": min_fps,
             "max_latency_ms": max_latency_ms, "memory_bytes": memory_bytes, "islands": islands, "overlap": overlap,
             "max_stagger": max_stagger, "split_states": split_states, "min_gain": min_gain,
-        })  # fmt: skip
-        return {}
-
-    def plan_elastic(
-        self,
-        profile: Annotated[str, Field(description="Elastic profile document, or shipped:public, shipped:video")],
-        workload: Annotated[str, Field(description="Elastic workload document, or shipped:workload-half, -bursts")],
-        devices: Annotated[StrictInt | str | list[str], Field(description="How many, or a lease id or names")],
-        policy: Annotated[str | None, Field(description="Only this one, such as elastic, ddit, static_2")] = None,
-        island_size: Annotated[
-            int | None, Field(ge=1, description="Devices that fast links join; default: the lease's, else all")
-        ] = None,
-    ) -> dict[str, Any]:
-        """Refuse wrong arguments before a job is started."""
-        from flashrt.mcp_server.elastic import read_elastic_question
-
-        read_elastic_question(self.workspace, {
-            "profile": profile, "workload": workload, "devices": devices, "policy": policy, "island_size": island_size,
         })  # fmt: skip
         return {}
 

@@ -31,7 +31,15 @@ from flashrt.planners.elastic import (
     simulate,
 )
 from flashrt.planners.elastic.bound import num_groups
-from flashrt.planners.elastic.documents import Arrivals
+from flashrt.planners.elastic.documents import (
+    Arrivals,
+    ClassKey,
+    ClassTimes,
+    Conservative,
+    ElasticProfile,
+    ElasticWorkload,
+    WorkloadClass,
+)
 from flashrt.planners.elastic.load import draw_loads
 from flashrt.planners.elastic.partitions import divide
 from flashrt.planners.elastic.plots import write_plots
@@ -227,3 +235,16 @@ def test_wrong_documents_say_everything_that_is_wrong(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="did you mean 'elastic'"):
         find_policy("elastc")
     assert Arrivals(rate=1).unit == "nominal"
+
+
+def test_the_page_on_documents_has_every_key() -> None:
+    text = (Path(__file__).parents[3] / "docs" / "documents.md").read_text()
+    models = {
+        "Elastic profile": (ElasticProfile, ClassTimes, ClassKey, Conservative),
+        "Elastic workload": (ElasticWorkload, WorkloadClass, Arrivals),
+    }
+    for heading, kinds in models.items():
+        section = text.partition(f"\n## {heading}\n")[2].partition("\n## ")[0]
+        for model in kinds:
+            for field, info in model.model_fields.items():
+                assert f"{info.alias or field}`" in section or f".{field}`" in section, f"{heading}: {field}"
