@@ -59,27 +59,27 @@ def tiny_keys() -> dict[str, Any]:
 
 
 def test_emulated_engines_do_what_the_simulator_says() -> None:
-    # Figures of a busy machine differ; the order of events, and so who had what, does not while times are far apart.
+    # Figures of a busy machine differ; who had what does not, where decisions are 100 ms of the machine's time apart.
+    # The first two have four devices each; when they decode, the third gets two and the fourth one, then four.
     classes = classes_of("video")
-    load = Load([0, 50 * MS, 100 * MS, 150 * MS, 200 * MS], [2, 2, 2, 1, 0])
-    served, _ = serve_load(classes, ELASTIC, make_islands(8), load, speedup=10)
+    load = Load([0, 200 * MS, 800 * MS, 1200 * MS], [2, 2, 1, 2])
+    served, _ = serve_load(classes, ELASTIC, make_islands(8), load, speedup=2)
     run = simulate(classes, ELASTIC, make_islands(8), load.arrivals_ns, load.kinds, keeps_history=True)
     assert served.losses == []
     assert served.num_stale == 0
     for real, expected in zip(served.requests, run.requests, strict=True):
         assert [entry[1:] for entry in real.history] == [entry[1:] for entry in expected.history]
         assert real.promotions == expected.promotions
-    assert sum(one.promotions for one in served.requests) > 0
-    found = figures_by_class(served.requests, [one.name for one in classes])
-    assert set(found["classes"]) == {"144p", "240p", "360p"}
+    assert [one.promotions for one in served.requests] == [0, 0, 0, 1]
+    assert set(figures_by_class(served.requests, [one.name for one in classes])["classes"]) == {"240p", "360p"}
 
 
 @pytest.mark.parametrize("member", [0, 3])
 def test_a_killed_engine_restarts_its_request_alone_and_says_which(member: int) -> None:
-    classes = classes_of("video")
-    load = Load([0, 0, 0], [2, 1, 0])
+    classes = [replace(one, steps=10) for one in classes_of("video")]
+    load = Load([0, 1, 2], [2, 1, 0])
     killer = Killer(request=0, step=4, member=member)
-    served, _ = serve_load(classes, ELASTIC, make_islands(8), load, speedup=40, observe=killer)
+    served, _ = serve_load(classes, ELASTIC, make_islands(7), load, speedup=20, observe=killer)
     assert [one.phase for one in served.requests] == [DONE] * 3
     assert [one.restarts for one in served.requests] == [1, 0, 0]
     (loss,) = served.losses
@@ -108,38 +108,44 @@ def run_tiny(
     )  # fmt: skip
 
 
-def test_two_real_ranks_that_change_degree_within_requests_make_the_frames_of_one() -> None:
-    kinds = [1, 1, 0, 1]
-    load = Load([0] * 4, kinds)
-    alone, _ = run_tiny(load, 1, "static_1")
+@pytest.fixture(scope="module")
+def alone() -> Mapping[int, Any]:
+    """The frames of a large and a small request at degree 1, in one process."""
+    served, _ = run_tiny(Load([0, 0], [1, 0]), 1, "static_1")
+    assert [frames.shape for _, frames in sorted(served.frames.items())] == [(8, 3, 128, 128), (4, 3, 64, 64)]
+    assert all(np.ptp(frames) > 0.1 for frames in served.frames.values())
+    return served.frames
+
+
+def assert_same_frames(expected: Mapping[int, Any], got: Mapping[int, Any]) -> None:
+    for number, frames in got.items():
+        same = compare_output("frames", [expected[number]], [frames], Tolerance("numeric"), 1)
+        assert same.mismatched == 0, same
+
+
+def test_real_ranks_that_change_degree_within_a_request_make_the_frames_of_one(alone: Mapping[int, Any]) -> None:
+    # Each begins alone; the small one is done long before, and the large one goes on with both.
     killer = Killer(request=-1, step=0, member=0)
-    both, used = run_tiny(load, 2, observe=killer)
-    assert all(one.phase is DONE for one in both.requests)
-    degrees = [[len(devices) for _, devices, phase in one.history if phase == "denoising"] for one in both.requests]
-    assert any(one[0] == 1 and one[-1] == 2 for one in degrees), degrees
-    assert sum(one.promotions for one in both.requests) >= 1
+    both, used = run_tiny(Load([0, 0], [1, 0]), 2, observe=killer)
+    assert [one.phase for one in both.requests] == [DONE, DONE]
+    large = both.requests[0]
+    assert [len(devices) for _, devices, phase in large.history if phase == "denoising"] == [1, 2, 2]
+    assert large.promotions == 1
+    assert sorted(both.frames) == [0, 1]
+    assert_same_frames(alone, both.frames)
     declared = tiny_classes()[1].regroup_ns[2]
     assert used[1].regroup_ns[2] not in (0, declared), "what decides about promotions was measured here"
-    for number in range(4):
-        expected, got = alone.frames[number], both.frames[number]
-        assert expected.shape == ((4, 3, 64, 64), (8, 3, 128, 128))[kinds[number]]
-        assert np.ptp(expected) > 0.1
-        same = compare_output("frames", [expected], [got], Tolerance("numeric"), 1)
-        assert same.mismatched == 0, same
-    assert not np.array_equal(alone.frames[0], alone.frames[1]), "another seed, other frames"
     assert not alive(sorted(killer.pids))
 
 
-def test_a_killed_rank_restarts_its_requests_and_frames_stay_right() -> None:
-    load = Load([0, 0], [1, 1])
-    alone, _ = run_tiny(load, 1, "static_1")
-    # Request 0 starts alone on device 0 or with both; whichever: its first device dies in the middle.
-    killer = Killer(request=0, step=9, member=0)
-    both, _ = run_tiny(load, 2, observe=killer)
-    assert [one.phase for one in both.requests] == [DONE, DONE]
-    assert both.requests[0].restarts == 1
-    assert "request 0" in both.losses[0]
-    for number in range(2):
-        same = compare_output("frames", [alone.frames[number]], [both.frames[number]], Tolerance("numeric"), 1)
-        assert same.mismatched == 0, same
+def test_a_killed_rank_breaks_its_group_alone_and_frames_stay_right(alone: Mapping[int, Any]) -> None:
+    # The request has both ranks; the second one dies in the middle, and the first is in a collective with it.
+    killer = Killer(request=0, step=9, member=1)
+    both, _ = run_tiny(Load([0], [1]), 2, observe=killer)
+    (request,) = both.requests
+    assert (request.phase, request.restarts) == (DONE, 1)
+    (loss,) = both.losses
+    for words in ("device 1", "SIGKILL", "request 0", "begins again"):
+        assert words in loss
+    assert_same_frames(alone, both.frames)
     assert not alive(sorted(killer.pids))

@@ -37,7 +37,7 @@ class Play:
 
     def arrive(self, kind: int) -> None:
         self.now += 1
-        self._take(self.scheduler.arrive(self.now, self.num_arrived, kind))
+        self._take(self.scheduler.arrive(self.now, (self.num_arrived, kind)))
         self.num_arrived += 1
 
     def answer(self, choice: int) -> None:
@@ -197,7 +197,7 @@ def test_the_paper_s_example() -> None:
     # boundary on; at the end of the DiT phase A keeps its lowest device, and the others serve who waits.
     scheduler = Scheduler(CLASSES, DDIT, make_islands(8))
     for number, kind in enumerate((1, 0, 0, 0, 0, 2)):
-        scheduler.arrive(0, number, kind)
+        scheduler.arrive(0, (number, kind))
     a = scheduler.requests[5]
     assert (a.devices, list(scheduler.hungry)) == ((6, 7), [5])
     for step in (1, 2, 3, 4):
@@ -207,7 +207,7 @@ def test_the_paper_s_example() -> None:
     (change,) = scheduler.step_done(10, 5, 1, 1) or []
     assert isinstance(change, Regroup)
     assert (a.devices, a.promotions, scheduler.hungry) == ((0, 1, 6, 7), 1, {})
-    scheduler.arrive(11, 6, 0)
+    scheduler.arrive(11, (6, 0))
     assert [one.number for one in scheduler.waiting()] == [6]
     for step in (2, 3, 4):
         assert scheduler.step_done(12, 5, 2, step) == []
@@ -221,9 +221,9 @@ def test_the_paper_s_example() -> None:
 def test_ddit_serves_hungry_ones_first_and_elastic_waiting_ones() -> None:
     for policy, wanted in ((DDIT, (0, 1)), (ELASTIC, (0,))):
         scheduler = Scheduler([CLASSES[2], CLASSES[0]], policy, make_islands(2))
-        scheduler.arrive(0, 0, 1)
-        scheduler.arrive(0, 1, 0)
-        scheduler.arrive(0, 2, 1)
+        scheduler.arrive(0, (0, 1))
+        scheduler.arrive(0, (1, 0))
+        scheduler.arrive(0, (2, 1))
         assert [one.number for one in scheduler.waiting()] == [2]
         for step in (1, 2):
             scheduler.step_done(step, 0, 1, step)
@@ -237,12 +237,12 @@ def test_the_most_starved_is_promoted_first_and_only_where_it_pays() -> None:
     classes = [make_class("x", steps=10, times={1: 100, 2: 50}, best=2, regroup=120), CLASSES[0]]
     scheduler = Scheduler(classes, DDIT, make_islands(3))
     for number, kind in enumerate((1, 0, 0)):
-        scheduler.arrive(0, number, kind)
+        scheduler.arrive(0, (number, kind))
     first, second = scheduler.requests[1], scheduler.requests[2]
     assert (first.devices, second.devices) == ((1, 2), ())
     scheduler = Scheduler(classes, DDIT, make_islands(3))
     for number, kind in enumerate((1, 1, 0)):
-        scheduler.arrive(0, number, kind)
+        scheduler.arrive(0, (number, kind))
     one = scheduler.requests[2]
     for step in range(1, 8):
         scheduler.step_done(step, 2, 1, step)
@@ -254,7 +254,7 @@ def test_the_most_starved_is_promoted_first_and_only_where_it_pays() -> None:
     assert one.held == (2,)
     scheduler = Scheduler(classes, DDIT, make_islands(4))
     for number, kind in enumerate((1, 1, 1, 0)):
-        scheduler.arrive(0, number, kind)
+        scheduler.arrive(0, (number, kind))
     one = scheduler.requests[3]
     for step in (1, 2):
         scheduler.step_done(10, 0, 1, step)

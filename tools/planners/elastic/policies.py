@@ -27,8 +27,8 @@ class Policy:
     is_isolated
         A class never takes devices of another's part.
     waiting_first
-        Released devices go to waiting requests before hungry ones. Not DDiT's order, but where requests wait a device
-        does more as a first one than as a fourth one, and promotions then lengthen the queue.
+        Released devices go to waiting requests before hungry ones, one at least to each. Not DDiT's order, but where
+        requests wait a device does more as a first one than as a fourth one, and promotions then lengthen the queue.
     """
 
     name: str

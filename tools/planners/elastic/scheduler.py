@@ -98,13 +98,14 @@ class Scheduler:
         """Return the requests that have not begun, in order of arrival."""
         return sorted((one for queue in self._queues for one in queue), key=lambda one: one.arrival)
 
-    def arrive(self, now_ns: int, number: int, kind: int) -> list[Decision]:
-        """Take a request; `number` is new."""
-        request = Request(number, self._num_arrived, kind, self.services[kind], now_ns)
-        self._num_arrived += 1
-        self.requests[number] = request
-        self._there[kind] += 1
-        self._queue(request).append(request)
+    def arrive(self, now_ns: int, *arrivals: tuple[int, int]) -> list[Decision]:
+        """Take requests that come at one moment, each as (its number, which is new; its class)."""
+        for number, kind in arrivals:
+            request = Request(number, self._num_arrived, kind, self.services[kind], now_ns)
+            self._num_arrived += 1
+            self.requests[number] = request
+            self._there[kind] += 1
+            self._queue(request).append(request)
         out: list[Decision] = []
         self._start_waiting(now_ns, out)
         return out
@@ -286,7 +287,11 @@ class Scheduler:
         while queue and free.num_free:
             request = queue[0]
             service = request.service
-            island, degree = free.find_island(service.fit)
+            fit = service.fit
+            if self.policy.waiting_first:
+                # One device is left for each request behind this one, as far as there are so many.
+                fit = fit[: max(free.num_free - len(queue) + 1, 1) + 1]
+            island, degree = free.find_island(fit)
             if not degree or (self.policy.waits and degree < service.cap):
                 return
             queue.popleft()

@@ -101,11 +101,15 @@ class Server:
         while self._num_ended < len(arrivals):
             moment = monotonic_ns()
             while following < len(arrivals) and self._real_ns(arrivals[following]) <= moment:
-                self._now_ns = max(self._now_ns, arrivals[following])
-                decisions = self._scheduler.arrive(self._now_ns, following, self._load.kinds[following])
-                self._keep(following, arrivals[following])
+                first, due = following, arrivals[following]
+                while following < len(arrivals) and arrivals[following] == due:
+                    following += 1
+                self._now_ns = max(self._now_ns, due)
+                together = range(first, following)
+                decisions = self._scheduler.arrive(self._now_ns, *((one, self._load.kinds[one]) for one in together))
+                for one in together:
+                    self._keep(one, due)
                 self._act(decisions)
-                following += 1
                 heard_ns = moment
             until = min(
                 [self._real_ns(arrivals[following])] if following < len(arrivals) else [moment + int(1e9)],

@@ -53,9 +53,12 @@ def simulate(
     while following < num or queue:
         if following < num and (not queue or due <= queue[0][0]):
             now = due
-            decisions: list[Decision] = scheduler.arrive(now, following, kinds[following])
-            requests.append(_newest(scheduler, following))
-            following += 1
+            first = following
+            while following < num and arrivals_ns[following] == due:
+                following += 1
+            decisions: list[Decision] = scheduler.arrive(now, *((one, kinds[one]) for one in range(first, following)))
+            requests += [scheduler.requests[one] for one in range(first, following)]
+            num_events += following - first - 1
             if following < num:
                 due = arrivals_ns[following]
         else:
@@ -84,7 +87,3 @@ def simulate(
                 took = scheduler.decode_ns(one.request, len(one.devices))
                 heappush(queue, (now + took, order, one.request, one.version))
     return Simulated(requests, num_events, num_decisions, now)
-
-
-def _newest(scheduler: Scheduler, number: int) -> Request:
-    return scheduler.requests[number]
