@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 from collections.abc import Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,6 +21,7 @@ from flashrt.planners.elastic.load import Load
 from flashrt.planners.elastic.report import figures_by_class
 from flashrt.planners.elastic.request import DONE, FAILED
 from flashrt.planners.elastic.serve import serve_load
+from flashrt.runtime.lifeline import wait_exit
 from tests.planners.elastic.classes import classes_of, shipped
 
 MS = 1_000_000
@@ -149,3 +153,33 @@ def test_a_killed_rank_breaks_its_group_alone_and_frames_stay_right(alone: Mappi
         assert words in loss
     assert_same_frames(alone, both.frames)
     assert not alive(sorted(killer.pids))
+
+
+DRIVER = """
+import sys
+from flashrt.planners.elastic import ELASTIC, make_islands
+from flashrt.planners.elastic.load import Load
+from flashrt.planners.elastic.serve import serve_load
+from flashrt.runtime.lifeline import wait_exit
+from tests.planners.elastic.classes import classes_of
+
+def observe(engines, device, message):
+    print(*(engine.process.pid for engine in engines.of.values()), flush=True)
+
+serve_load(classes_of("video"), ELASTIC, make_islands(2), Load([0, 0], [2, 2]), observe=observe)
+"""
+
+
+def test_engines_end_with_their_driver() -> None:
+    root = Path(__file__).parents[3]
+    driver = subprocess.Popen([sys.executable, "-c", DRIVER], stdout=subprocess.PIPE, text=True, cwd=root)
+    assert driver.stdout is not None
+    with driver.stdout:
+        numbers = [int(word) for word in driver.stdout.readline().split()]
+        handles = [os.pidfd_open(number) for number in numbers]
+        driver.kill()
+        driver.wait()
+    assert len(numbers) == 2
+    for handle in handles:
+        assert wait_exit(handle, 30)
+        os.close(handle)
