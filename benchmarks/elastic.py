@@ -32,7 +32,7 @@ from flashrt.planners.elastic import (
     simulate,
 )
 from flashrt.planners.elastic.compare import run_policy
-from flashrt.planners.elastic.documents import Arrivals, ElasticWorkload, WorkloadClass
+from flashrt.planners.elastic.documents import Arrivals, ElasticProfile, ElasticWorkload, WorkloadClass
 from flashrt.planners.elastic.report import NS_PER_S, change_percent, figures
 from flashrt.planners.elastic.serve import serve_load
 
@@ -52,9 +52,12 @@ PAPER_BURST = 16
 PAPER_64 = "at least −30.4 % p99 and −30 % mean against the four baselines in bursts"
 
 
-def ask(profile_name: str, num_devices: int, rate: float, burst: int, num_requests: int, repeats: int) -> Question:
+def ask(
+    profile_name: str, num_devices: int, rate: float, burst: int, num_requests: int, repeats: int,
+    profile: ElasticProfile | None = None,
+) -> Question:  # fmt: skip
     """Return the question of one load, equal shares of all classes."""
-    profile = read_elastic_profile(DATA / f"{profile_name}.yaml")
+    profile = profile or read_elastic_profile(DATA / f"{profile_name}.yaml")
     arrivals = Arrivals(process="burst" if burst else "poisson", rate=rate, burst_size=max(burst, 1))
     workload = ElasticWorkload(
         classes={name: WorkloadClass(share=1) for name in profile.classes}, arrivals=arrivals,
@@ -78,6 +81,37 @@ def floor_p99_s(question: Question, burst: int) -> float:
         share = 1 - min(0.01 * burst, 1.0)
         floor = max(floor, float(np.quantile(ends, share, method="lower")))
     return floor
+
+
+def reason(record: dict[str, Any], burst: int) -> str:
+    """Return why the gain is smaller than the paper's, as far as the figures say."""
+    whole = record["policies"]["elastic"]["all"]
+    if burst:
+        return ("while requests wait, static degree 1 wastes nothing, so only the end of a burst is left to gain: the "
+                "less, the larger it is; the paper's size is not known")  # fmt: skip
+    if whole["promotions"] < 0.01 * whole["num_requests"]:
+        return "nearly every request has its B from its beginning, with static degree 4 too"
+    return ("the VAE's share of the time, which is declared here, decides what its devices are worth to others "
+            "(see the part 'vae')")  # fmt: skip
+
+
+def vae_shares() -> None:
+    """Print what the gain against the best static degree is where the VAE takes more or less of the time."""
+    print("\nelastic (ddit) against the best static degree in p99, public profile, 8 devices, VAE times multiplied:")
+    profile = read_elastic_profile(DATA / "public.yaml")
+    for factor in (0.25, 1.0, 2.0, 4.0):
+        classes = {
+            name: one.model_copy(update={"vae_ms": {degree: time * factor for degree, time in one.vae_ms.items()}})
+            for name, one in profile.classes.items()
+        }
+        changed = profile.model_copy(update={"classes": classes})
+        words = []
+        for rate in (0.25, 0.75, 1.0):
+            question = ask("public", 8, rate, 0, 400, 5, changed)
+            policies = [one for one in choose_policies(question)[0] if one in (ELASTIC, DDIT) or one.degree]
+            change = compare(question, policies)[0]["against_best_static"]["p99_ms"]["change_percent"]
+            words.append(f"rate {rate:g}: {change['elastic']:+.2f} % ({change['ddit']:+.2f} %)")
+        print(f"  x{factor:g}: {', '.join(words)}")
 
 
 def compare_at(profile_name: str, num_devices: int, rate: float, burst: int, quick: bool) -> dict[str, Any]:
@@ -111,9 +145,7 @@ def compare_at(profile_name: str, num_devices: int, rate: float, burst: int, qui
     print(f"  best static: {best['p99_ms']['best']} in p99, {best['mean_ms']['best']} in the mean; elastic against it: "
           f"p99 {ours[0]:+.2f} %, mean {ours[1]:+.2f} %; the paper: {said} (8 devices)")  # fmt: skip
     if expected[0] is not None and ours[0] > expected[0]:
-        print(f"  less than the paper's: within B nothing can be below {floor:.2f} s here ({limit:+.1f} %), "
-              f"{'the least work of a burst on all devices' if burst else 'the slowest class alone at its B'}; "
-              "VAE times, steps and burst size of the paper are not known and declared here")  # fmt: skip
+        print(f"  less than the paper's: {reason(record, burst)} (floor within B: {floor:.2f} s, {limit:+.1f} %)")
     partitions = [name for name in record["policies"] if name.endswith("partition")]
     worst = [
         max(change_percent(record["policies"]["elastic"]["all"], record["policies"][name]["all"], key)
@@ -219,7 +251,7 @@ def main() -> int:
     """Print everything; return 1 when a target was missed."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--quick", action="store_true", help="fewer requests, no 64 devices")
-    parser.add_argument("--part", choices=("policies", "speed", "runtime"), help="only this part")
+    parser.add_argument("--part", choices=("policies", "vae", "speed", "runtime"), help="only this part")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all figures to FILE")
     options = parser.parse_args()
     rows: list[dict[str, Any]] = []
@@ -234,6 +266,8 @@ def main() -> int:
         print(f"cost against the offline bound: elastic {statistics.mean(costs):.3f} on average, {max(costs):.3f} at "
               "most; the paper: 1.39")  # fmt: skip
         missed += check(rows)
+    if options.part in (None, "vae"):
+        vae_shares()
     if options.part in (None, "speed"):
         speeds = events_per_s(options.quick)
         missed += [f"{name}: {rate:,.0f} events a second" for name, rate in speeds.items() if rate < MIN_EVENTS_PER_S]

@@ -43,6 +43,7 @@ from flashrt.planners.elastic.documents import (
 from flashrt.planners.elastic.load import draw_loads
 from flashrt.planners.elastic.partitions import divide
 from flashrt.planners.elastic.plots import write_plots
+from flashrt.planners.elastic.request import DONE
 from tests.planners.elastic.classes import classes_of, make_class, shipped, workload_of
 
 # golden.json, "ddit": the optimal degrees, and the public profile in ms.
@@ -218,6 +219,9 @@ def test_what_was_not_profiled_is_refused_or_runs_as_declared(tmp_path: Path) ->
     run = simulate(found, DDIT, make_islands(4), [0, 1, 2], [0, 0, 2], keeps_history=True)
     assert all(len(devices) <= 2 for one in run.requests[:2] for _, devices, _ in one.history)
     assert sum(one.promotions for one in run.requests[:2]) == 0
+    # More of them at once than there are devices for: they go on one after the other.
+    queued = simulate(found, ELASTIC, make_islands(2), [0] * 7, [0, 1, 0, 2, 1, 2, 0])
+    assert all(one.phase is DONE for one in queued.requests)
     with pytest.raises(InputError, match="larger islands"):
         make_question(able, workload, make_islands(4, 1), tmp_path)
 

@@ -290,7 +290,7 @@ class Scheduler:
             fit = service.fit
             if self.policy.waiting_first:
                 # One device is left for each request behind this one, as far as there are so many.
-                fit = fit[: max(free.num_free - len(queue) + 1, 1) + 1]
+                fit = fit[: max(free.num_free - len(queue) + 1, service.least) + 1]
             island, degree = free.find_island(fit)
             if not degree or (self.policy.waits and degree < service.cap):
                 return

@@ -28,6 +28,7 @@ STALL_S = 120.0
 SUSPECT_S = 2.0
 """How long a broken group may wait for word of whose end broke it, before the one that says so counts as lost."""
 MAX_GROUPS = 64
+MAX_STARTS = 6
 LEAD_NS = 20_000_000
 Observe = Callable[[Engines, int, Mapping[str, Any]], None]
 
@@ -224,7 +225,11 @@ class Server:
             )
         decisions = self._scheduler.lose(self._moved(monotonic_ns()), device)
         self._act(decisions)
-        self._engines.start(device, self._engines.of[device].starts + 1)
+        starts = self._engines.of[device].starts
+        if starts < MAX_STARTS:
+            self._engines.start(device, starts + 1)
+        else:
+            self._served.losses.append(f"the engine of device {device} ended {starts} times and is not started again")
 
     def _end_suspects(self) -> None:
         """End engines whose group broke without any of its members having ended."""
