@@ -48,7 +48,8 @@ def make_service(request_class: RequestClass, policy: Policy, num_devices: int) 
     vae = [min(degree, one.vae_degree) if policy.releases else degree for degree in rows]
     kept = [largest(one.vae_ns, limit) if limit >= min(one.vae_ns) else limit for limit in vae]
     return Service(
-        one.name, one.steps, cap, next((degree for degree in fit if degree), cap), tuple(fit), tuple(one.step_ns.get(degree, 0) for degree in rows),
+        one.name, one.steps, cap, next((degree for degree in fit if degree), cap), tuple(fit),
+        tuple(one.step_ns.get(degree, 0) for degree in rows),
         tuple(one.regroup_ns.get(degree, 0) for degree in rows),
         tuple(one.vae_ns.get(degree, 0) for degree in kept),
         tuple(kept) if policy.releases else tuple(rows), policy.promotes and one.is_profiled,
