@@ -218,12 +218,11 @@ class Server:
     def _lose(self, device: int) -> None:
         """Do without a device whose process has ended, until another one of it is ready."""
         self._suspects.pop(device, None)
-        owner = self._scheduler.owner[device]
-        if owner is None:
+        decisions = self._scheduler.lose(self._moved(monotonic_ns()), device)
+        if not any(isinstance(one, Abort) for one in decisions):
             self._served.losses.append(
                 f"the engine of device {device} ended ({self._engines.ended_words(device)}) with no request"
             )
-        decisions = self._scheduler.lose(self._moved(monotonic_ns()), device)
         self._act(decisions)
         starts = self._engines.of[device].starts
         if starts < MAX_STARTS:
