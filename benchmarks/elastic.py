@@ -178,7 +178,7 @@ def events_per_s(quick: bool) -> dict[str, float]:
 
 
 def decision_us() -> dict[str, float]:
-    """Return how long one event takes the scheduler at 64 devices with 1,000 requests, in µs: median, p99, largest."""
+    """Return the p99 of how long a decision takes at 64 devices with 1,000 requests, in µs, by policy."""
     question = ask("video", 64, 1.0, 0, 100, 1)
     found = {}
     for policy in (ELASTIC, DDIT):
@@ -189,7 +189,7 @@ def decision_us() -> dict[str, float]:
         running = [one for one in scheduler.requests.values() if one.devices]
         now, following = 1, 1000
         rng = np.random.default_rng(0)
-        while len(took) < 30_000:
+        while len(took) < 10_000:
             request = running[int(rng.integers(len(running)))]
             now += 1
             begin = time.perf_counter_ns()
@@ -197,7 +197,9 @@ def decision_us() -> dict[str, float]:
                 decisions = scheduler.step_done(now, request.number, request.version, request.step + 1)
             else:
                 decisions = scheduler.decoded(now, request.number, request.version)
-            took.append(time.perf_counter_ns() - begin)
+            # Steps after which nothing changes are many and quick: they are left out.
+            if decisions:
+                took.append(time.perf_counter_ns() - begin)
             assert decisions is not None
             for _ in range(1000 - len(scheduler.requests)):
                 begin = time.perf_counter_ns()
@@ -208,7 +210,7 @@ def decision_us() -> dict[str, float]:
                 running = [one for one in scheduler.requests.values() if one.devices]
         micro = np.array(took) / 1e3
         found[policy.name] = float(np.percentile(micro, 99))
-        print(f"{policy.name}: one event with 1,000 requests on 64 devices: median {np.median(micro):.1f} µs, p99 "
+        print(f"{policy.name}: a decision with 1,000 requests on 64 devices: median {np.median(micro):.1f} µs, p99 "
               f"{found[policy.name]:.1f} µs, largest {micro.max():.0f} µs (with what others took)")  # fmt: skip
     return found
 
