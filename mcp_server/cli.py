@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from flashrt import __version__
 from flashrt.errors import FlashrtError
+from flashrt.mcp_server.elastic_command import add_elastic
 from flashrt.mcp_server.plan_command import add_plan
 from flashrt.mcp_server.serving_command import add_plan_serving
 
@@ -74,6 +75,8 @@ def build_parser() -> argparse.ArgumentParser:
 
     _add_workspace(add_plan(commands))
     _add_workspace(add_plan_serving(commands))
+    for action in add_elastic(commands):
+        _add_workspace(action)
     _add_gpu(commands)
     commands.add_parser("doctor", help="say what works on this machine and what to install")
     return parser
@@ -132,6 +135,10 @@ def main(argv: Sequence[str] | None = None) -> int:
             from flashrt.mcp_server.serving_command import run_plan_serving
 
             return run_plan_serving(options)
+        if options.command == "elastic":
+            from flashrt.mcp_server.elastic_command import run_elastic
+
+            return run_elastic(options)
         if options.command == "gpu":
             from flashrt.mcp_server.gpu_command import run_gpu
 

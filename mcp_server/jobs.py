@@ -28,6 +28,7 @@ JOB_FUNCTIONS: dict[str, str] = {
     "profile_measure": "flashrt.mcp_server.work:profile_measure",
     "plan_deployment": "flashrt.mcp_server.work:plan_deployment",
     "plan_serving": "flashrt.mcp_server.work:plan_serving",
+    "plan_elastic": "flashrt.mcp_server.work:plan_elastic",
     "equivalence_check": "flashrt.mcp_server.work:equivalence_check",
     "bench_run": "flashrt.mcp_server.work:bench_run",
     "bench_compare": "flashrt.mcp_server.work:bench_compare",

@@ -1,4 +1,4 @@
-"""The planners' tools: deployments of one stream, and serving many users."""
+"""The planners' tools: deployments of one stream, serving many users, elastic degrees."""
 
 from __future__ import annotations
 
@@ -119,5 +119,23 @@ class PlannerTools:
             "goodput_per_s": goodput_per_s, "restriction": restriction, "routing": routing, "alpha": alpha,
             "time_limit_s": time_limit_s, "device": device, "emulate_requests": emulate_requests, "speedup": speedup,
             "cluster": cluster, "seed": seed,
+        })  # fmt: skip
+        return {}
+
+    def plan_elastic(
+        self,
+        profile: Annotated[str, Field(description="Elastic profile document, or shipped:public, shipped:video")],
+        workload: Annotated[str, Field(description="Elastic workload document, or shipped:workload-half, -bursts")],
+        devices: Annotated[StrictInt | str | list[str], Field(description="How many, or a lease id or names")],
+        policy: Annotated[str | None, Field(description="Only this one, such as elastic, ddit, static_2")] = None,
+        island_size: Annotated[
+            int | None, Field(ge=1, description="Devices that fast links join; default: the lease's, else all")
+        ] = None,
+    ) -> dict[str, Any]:
+        """Refuse wrong arguments before a job is started."""
+        from flashrt.mcp_server.elastic import read_elastic_question
+
+        read_elastic_question(self.workspace, {
+            "profile": profile, "workload": workload, "devices": devices, "policy": policy, "island_size": island_size,
         })  # fmt: skip
         return {}

@@ -63,6 +63,12 @@ TABLE: tuple[Tool, ...] = (
         job=True,
     ),
     Tool(
+        "plan_elastic",
+        "Video diffusion for many users: how many GPUs each request has, step by step (DDiT). Simulates the method, "
+        "static degrees, partitions and each half of the method on a workload; figures by class and policy. Job.",
+        job=True,
+    ),
+    Tool(
         "equivalence_check",
         "Drive baseline and candidate with the same hidden inputs, compare every output element by element, and name "
         "the first difference. Job.",

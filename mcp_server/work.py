@@ -302,6 +302,33 @@ def plan_serving(root: Path, arguments: Mapping[str, Any], progress: Progress, f
     return record
 
 
+def plan_elastic(root: Path, arguments: Mapping[str, Any], progress: Progress, folder: Path) -> dict[str, Any]:
+    """Simulate the policies of elastic degrees on a workload, and draw them."""
+    from flashrt.mcp_server.elastic import read_elastic_question
+    from flashrt.planners.elastic import compare
+    from flashrt.planners.elastic.plots import write_plots
+
+    workspace = Workspace(root)
+    question, policies, notes = read_elastic_question(workspace, arguments)
+    found, simulations = compare(question, policies, lambda share, message: progress(0.05 + 0.75 * share, message))
+    progress(0.8, "drawing")
+    title = f"{question.profile.name}, {question.workload.name}, {question.num_devices} devices"
+    paths = write_plots(found, simulations, title, folder)
+    identity = new_id("plan")
+    record = {
+        "plan": identity,
+        "profile": arguments["profile"],
+        "workload": arguments["workload"],
+        **found,
+        "notes": [*found["notes"], *notes],
+        "artifacts": {name: workspace.relative(path) for name, path in paths.items()},
+    }
+    path = folder / "elastic.json"
+    path.write_text(json.dumps(record, indent=1))
+    workspace.store.put_record("plan", identity, record, path)
+    return record
+
+
 def find_system(workspace: Workspace, reference: str, where: str, kinds: Sequence[str] = ()) -> Any:
     """Return the system that a reference names; `kinds` bounds what it may be."""
     from flashrt.bench import resolve_system

@@ -1,1 +1,1 @@
-"""Planners for many users: `serving` (Cornfigurator) for mixed requests."""
+"""Planners for many users: `serving` (Cornfigurator) for mixed requests, `elastic` (DDiT) for video diffusion."""

@@ -27,7 +27,7 @@ MAKERS = {
     "equivalence": "equivalence_check",
     "run": "bench_run",
     "comparison": "bench_compare with systems",
-    "plan": "plan_deployment",
+    "plan": "plan_deployment or plan_elastic",
 }
 FOLDER = ".flashrt"
 
