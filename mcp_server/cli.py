@@ -50,7 +50,8 @@ def build_parser() -> argparse.ArgumentParser:
         "--real", action="store_true",
         help="the part with trained weights, of the packages that the extra 'real' installs (conversation)",
     )  # fmt: skip
-    demo.add_argument("--quick", action="store_true", help="one short run a variant instead of two")
+    demo.add_argument("--quick", action="store_true", help="short runs, and no published deployments")
+    demo.add_argument("--all", action="store_true", help="all published deployments on emulated devices, not two")
 
     init = commands.add_parser("init", help="lay out a small application that works, to begin with")
     init.add_argument("folder", metavar="DIR", type=Path, help="a new or empty folder")
@@ -153,7 +154,9 @@ def main(argv: Sequence[str] | None = None) -> int:
             return run_doctor()
         from flashrt.mcp_server.demo import run_demo
 
-        return run_demo(options.app, options.workspace, options.json, quick=options.quick, real=options.real)
+        return run_demo(
+            options.app, options.workspace, options.json, quick=options.quick, real=options.real, whole=options.all
+        )
     except FlashrtError as error:
         print(f"flashrt {options.command}: {error}", file=sys.stderr)
         return EXIT_USAGE

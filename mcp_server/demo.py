@@ -30,6 +30,7 @@ QUICK_DURATION_S = 2.0
 LOG_WIDTH = 150
 MAX_ATTEMPTS = 3
 MIN_BATCHES = 12
+MOST_EMULATED = 2
 FIGURES = {"fps": "FPS", "first_output_ms": "ms to the first output", "latency_ms": "ms to the last output"}
 
 
@@ -89,13 +90,17 @@ def prepare_workspace(app: str, folder: Path) -> Path:
     return workspace
 
 
-def run_demo(app: str, folder: Path, json_path: Path | None, *, quick: bool, real: bool = False) -> int:
+def run_demo(
+    app: str, folder: Path, json_path: Path | None, *, quick: bool, real: bool = False, whole: bool = False
+) -> int:
     """Run the demonstration and print the table; return 0, or 1 when a step failed.
 
     Parameters
     ----------
     real
         Only the part with trained weights.
+    whole
+        All published deployments, not the first two.
     """
     console = Console()
     if not console.is_terminal:
@@ -106,7 +111,7 @@ def run_demo(app: str, folder: Path, json_path: Path | None, *, quick: bool, rea
     begin = time.monotonic()
     plan = read_plan(workspace)
     try:
-        rows, emulated, facts = anyio.run(_run, workspace, plan, console, quick)
+        rows, emulated, facts = anyio.run(_run, workspace, plan, console, quick, whole)
     except (DemoFailedError, BaseExceptionGroup) as error:
         failure = _failure_in(error)
         if failure is None:
@@ -153,7 +158,7 @@ def _failure_in(error: BaseException) -> DemoFailedError | None:
 
 
 async def _run(
-    workspace: Path, plan: DemoPlan, console: Console, quick: bool
+    workspace: Path, plan: DemoPlan, console: Console, quick: bool, whole: bool
 ) -> tuple[list[Row], list[EmulatedRow], dict[str, Any]]:
     columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
     async with started_server(workspace) as caller:
@@ -163,7 +168,12 @@ async def _run(
             try:
                 rows, facts = await loop.run()
                 emulated = await run_emulated(
-                    loop.call, workspace, plan, facts["program"], facts["profile_ms"], quick=quick
+                    loop.call,
+                    workspace,
+                    plan,
+                    facts["program"],
+                    facts["profile_ms"],
+                    most=0 if quick else None if whole else MOST_EMULATED,
                 )
                 return rows, emulated, facts
             finally:

@@ -18,7 +18,7 @@ from flashrt.mcp_server.demo_plan import DemoPlan, Emulated, EmulatedRun, deploy
 Call = Callable[..., Awaitable[Answer]]
 DURATION_S = 120.0
 MARGIN = 1.02
-BATCHES_SUSTAINED = 14
+BATCHES_SUSTAINED = 10
 """Batches that are measured where a rate is sustained."""
 BATCHES_WITHIN = 5
 """Turns that are measured where a rate is one within a batch."""
@@ -38,7 +38,7 @@ class EmulatedRow:
 
 
 async def run_emulated(
-    call: Call, workspace: Path, plan: DemoPlan, program: str, profile_ms: Mapping[str, float], *, quick: bool
+    call: Call, workspace: Path, plan: DemoPlan, program: str, profile_ms: Mapping[str, float], *, most: int | None
 ) -> list[EmulatedRow]:
     """Run every published deployment on emulated devices.
 
@@ -48,11 +48,11 @@ async def run_emulated(
         Calls a tool: ``call(tool, step, **arguments)``.
     profile_ms
         Operation -> its time on this machine, for plans that want that.
-    quick
-        Only the first two deployments.
+    most
+        Only so many, the first; None: all.
     """
     emulated = plan.emulated
-    if emulated is None:
+    if emulated is None or most == 0:
         return []
     records = workspace / ".flashrt" / "demo"
     records.mkdir(parents=True, exist_ok=True)
@@ -69,7 +69,7 @@ async def run_emulated(
     analysis = await call("analyze", "streaming edges", program=program, profile=profile)
     streaming = [edge["edge"] for edge in analysis.record["streaming"] if edge["streams"]]
     rows = []
-    for number, run in enumerate(emulated.runs[: 2 if quick else None]):
+    for number, run in enumerate(emulated.runs[:most]):
         path = f".flashrt/demo/emulated-{number}.json"
         document = deployment_of(run, "program.yaml", slowed, streaming, emulated.config)
         (workspace / path).write_text(json.dumps(document, indent=1))

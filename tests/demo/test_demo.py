@@ -29,7 +29,7 @@ def test_the_whole_loop_on_worldplay(tmp_path: Path) -> None:
     assert record["emulated"] is False
     measured = [row for row in record["variants"] if row["state"] == "measured"]
     removed = [row for row in record["variants"] if row["state"] == "removed"]
-    assert len(measured) >= 3
+    assert len(measured) >= 2
     assert all(row["equal"] and row["evidence"]["equivalence"] and row["evidence"]["run"] for row in measured)
     assert all(row["legality"] and row["figures"]["fps"] > 0 and row["predicted"]["fps"] > 0 for row in measured)
     assert all(row["reason"] for row in removed)

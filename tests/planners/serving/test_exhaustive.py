@@ -22,7 +22,7 @@ from flashrt.planners.serving.search import Answer
 
 from .drawn import documents, problem
 
-NUM = int(os.environ.get("FLASHRT_SERVING_INSTANCES", "24"))
+NUM = int(os.environ.get("FLASHRT_SERVING_INSTANCES", "12"))
 MOST_PLANS = 1500
 
 

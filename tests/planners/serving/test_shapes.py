@@ -24,7 +24,7 @@ from flashrt.planners.serving import (
 from flashrt.planners.serving.search import Answer
 
 FOLDER = Path(serving.__file__).parent / "examples"
-SETTINGS = Settings(time_limit_s=6)
+SETTINGS = Settings(time_limit_s=5)
 CASES = [
     ("qwen3-omni-like", "audio-third"),
     ("qwen3-omni-like", "audio-two-thirds"),
@@ -90,7 +90,7 @@ def test_no_baseline_is_better(case: tuple[str, str]) -> None:
     mine = float(found.best.simulated.goodput_per_s.sum())
     for name in ("monolithic", "disaggregated", "encoder_split"):
         groups = baseline(found.problem.model, name)
-        settings = restricted(Settings(time_limit_s=2))
+        settings = restricted(Settings(time_limit_s=1))
         other = plan_serving(shipped(*case), 8, settings, allowed=groups.allowed)
         assert other.best.simulated is not None
         # Equal as far as simulations can tell: their intervals meet.
