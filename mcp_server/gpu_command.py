@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 import json
+import signal
+import threading
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -40,10 +42,16 @@ def run_gpu(options: argparse.Namespace) -> int:
     if options.once or not console.is_terminal:
         console.print(picture(gpu.status()))
         return 0
-    with Live(picture(gpu.status()), console=console, auto_refresh=False, screen=False) as live:
-        while True:
-            time.sleep(EVERY_S)
-            live.update(picture(gpu.status()), refresh=True)
+    # Not an exception: one that comes while a driver's library or a destructor runs would be lost.
+    stopped = threading.Event()
+    before = signal.signal(signal.SIGINT, lambda *_: stopped.set())
+    try:
+        with Live(picture(gpu.status()), console=console, auto_refresh=False, screen=False) as live:
+            while not stopped.wait(EVERY_S):
+                live.update(picture(gpu.status()), refresh=True)
+    finally:
+        signal.signal(signal.SIGINT, before)
+    raise KeyboardInterrupt
 
 
 def picture(status: Mapping[str, Any]) -> Group:

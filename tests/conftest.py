@@ -12,6 +12,8 @@ import psutil
 import pytest
 
 MARK = "FLASHRT_TEST_SESSION"
+# As systems under test have it: else bits depend on where values lie in memory. Read by MKL when torch is first used.
+os.environ.setdefault("MKL_CBWR", "AVX2,STRICT")
 TOY = Path(__file__).parent / "toy"
 
 

@@ -403,4 +403,6 @@ def _pin(number: int, devices: Sequence[str]) -> None:
 def _settings() -> dict[str, str]:
     # One thread a worker: more change the bits of some models and run slower on a shared host (spec/apps.md).
     threads = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
+    # Without it MKL adds up in another order where a value lies at another address, and bits differ by chance.
+    threads["MKL_CBWR"] = "AVX2,STRICT"
     return {name: os.environ.get(name, value) for name, value in {**KEEP_MEMORY, **threads}.items()}
