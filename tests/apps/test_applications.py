@@ -42,7 +42,7 @@ def same(got: Sequence[Mapping[str, Any]], want: Sequence[Mapping[str, torch.Ten
 @pytest.mark.parametrize("app", APPS)
 def test_the_program_means_the_reference(app: str) -> None:
     assert len(played(app)) == NUM_BATCHES
-    assert same(applications.interpret(app, items(app)), played(app))
+    assert same(applications.interpret_apart(app), played(app))
 
 
 @pytest.mark.parametrize("app", APPS)
