@@ -114,17 +114,16 @@ def interpret(app: str, batches: Sequence[Mapping[str, Any]], *, blocking: bool 
     return [dict(outputs) for outputs in interpreter.run(batches)]
 
 
-def _interpreted(app: str) -> list[dict[str, Any]]:
+def _interpreted(app: str, count: int, blocking: bool) -> list[dict[str, Any]]:
     torch.set_num_threads(1)
-    return [
-        {name: torch.as_tensor(value).numpy() for name, value in batch.items()} for batch in interpret(app, items(app))
-    ]
+    found = interpret(app, items(app)[:count], blocking=blocking)
+    return [{name: torch.as_tensor(value).numpy() for name, value in batch.items()} for batch in found]
 
 
-def interpret_apart(app: str) -> list[dict[str, Any]]:
+def interpret_apart(app: str, count: int, *, blocking: bool = False) -> list[dict[str, Any]]:
     """Return what the interpreter makes of an application in a process of its own, as FlashRT interprets.
 
     In a process that has done other work, values lie elsewhere in memory, and sums differ in their last bits.
     """
     with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
-        return pool.submit(_interpreted, app).result(timeout=240)
+        return pool.submit(_interpreted, app, count, blocking).result(timeout=240)

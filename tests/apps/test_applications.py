@@ -42,12 +42,12 @@ def same(got: Sequence[Mapping[str, Any]], want: Sequence[Mapping[str, torch.Ten
 @pytest.mark.parametrize("app", APPS)
 def test_the_program_means_the_reference(app: str) -> None:
     assert len(played(app)) == NUM_BATCHES
-    assert same(applications.interpret_apart(app), played(app))
+    assert same(applications.interpret_apart(app, NUM_BATCHES), played(app))
 
 
 @pytest.mark.parametrize("app", APPS)
 def test_whole_values_give_what_chunks_give(app: str) -> None:
-    assert same(applications.interpret(app, items(app)[:3], blocking=True), played(app)[:3])
+    assert same(applications.interpret_apart(app, 3, blocking=True), played(app)[:3])
 
 
 @pytest.mark.slow
