@@ -22,6 +22,7 @@ from typing import Any
 import numpy as np
 
 from flashrt.errors import input_error
+from flashrt.planners.serving import kernels
 from flashrt.planners.serving.evaluate import Evaluator, Simulated, judge
 from flashrt.planners.serving.executor import DONE, REQUEST
 from flashrt.planners.serving.flat import Flat, flatten_plan
@@ -195,7 +196,7 @@ class _Driver:
 
     def _enter(self, request: int) -> None:
         flat, kind = self._flat, int(self._kinds[request])
-        path = _pick(flat.path_cum[kind], 0, flat.path_cum.shape[1], self._draws[request, 0])
+        path = kernels.pick(flat.path_cum[kind], 0, flat.path_cum.shape[1], self._draws[request, 0])
         own = int(flat.routes.number[kind, path])
         self._route[request] = own
         length = int(flat.routes.length[own])
@@ -213,7 +214,7 @@ class _Driver:
         request, place = divmod(visit, self._places)
         flat, kind = self._flat, int(self._kinds[request])
         node = int(flat.routes.node[self._route[request], place])
-        row = _pick(
+        row = kernels.pick(
             flat.exec_cum[kind], int(flat.first_of[node]), int(flat.first_of[node + 1]),
             self._draws[request, 1 + 2 * place],
         )  # fmt: skip
@@ -240,13 +241,6 @@ class _Driver:
             return 0
         self._finish_s[request] = now - self._begin
         return 1
-
-
-def _pick(cumulated: np.ndarray, begin: int, end: int, draw: float) -> int:
-    for index in range(begin, end - 1):
-        if draw < cumulated[index]:
-            return index
-    return end - 1
 
 
 def _failed(expected: str, got: str) -> Exception:
