@@ -31,7 +31,9 @@ def load(context: Any) -> dict[str, Op]:
     makers: dict[str, Callable[[], Op]] = {
         "encode": lambda: make_encode(config, device),
         "denoise_step": lambda: make_denoise_step(config, device, ranks),
-        "decode": lambda: make_decode(config, device),
+        "decode": lambda: streaming_vae.make_decode(
+            model.load_decoder(config, device), config.video, output="restyled", remembered="decoder.cache"
+        ),
         "segment": lambda: make_segment(config, device),
         "composite": lambda: composite,
     }
@@ -70,21 +72,6 @@ def make_denoise_step(config: EditorConfig, device: str, ranks: Ranks) -> Op:
 
     denoise_step({"sample": {"latents": _blank_latents(config), "level": config.first_level}}, {"dit.kv": None})
     return denoise_step
-
-
-def make_decode(config: EditorConfig, device: str) -> Op:
-    """Return the op that decodes any number of latent frames: `latents` -> `restyled`."""
-    decoder = model.load_decoder(config, device)
-
-    def decode(inputs: Inputs, state: State) -> Inputs:
-        cache = state["decoder.cache"]
-        restyled, state["decoder.cache"] = streaming_vae.decode(
-            decoder, inputs["latents"].to(device), decoder.start_cache if cache is None else cache
-        )
-        return {"restyled": restyled}
-
-    decode({"latents": _blank_latents(config)}, {"decoder.cache": None})
-    return decode
 
 
 def make_segment(config: EditorConfig, device: str) -> Op:

@@ -34,7 +34,7 @@ def load(context: Any) -> dict[str, Op]:
         "vocode": lambda: make_vocode(config, device),
         "prepare": lambda: make_prepare(config, device),
         "denoise_step": lambda: make_denoise_step(config, device, ranks),
-        "decode": lambda: make_decode(config, device),
+        "decode": lambda: streaming_vae.make_decode(model.load_decoder(config, device), config.video),
         "leave_together": lambda: leave_together,
     }
     wanted = makers if context.operations is None else makers.keys() & set(context.operations)
@@ -127,23 +127,6 @@ def make_denoise_step(config: ConversationConfig, device: str, ranks: Ranks) -> 
     scratch = {"latents": latents, "sound": torch.zeros((2, 1, dit.text_dim)), "level": torch.tensor([0, 0])}
     denoise_step({"sample": scratch}, {"dit.kv": None})
     return denoise_step
-
-
-def make_decode(config: ConversationConfig, device: str) -> Op:
-    """Return the op that decodes any number of latent frames: `latents` -> `frames`."""
-    decoder = model.load_decoder(config, device)
-
-    def decode(inputs: Inputs, state: State) -> Inputs:
-        cache = state["vae.cache"]
-        frames, state["vae.cache"] = streaming_vae.decode(
-            decoder, inputs["latents"].to(device), decoder.start_cache if cache is None else cache
-        )
-        return {"frames": frames}
-
-    sizes = config.video
-    latents = torch.zeros((2, int(sizes.vae["z_dim"]), sizes.latent_height, sizes.latent_width))
-    decode({"latents": latents}, {"vae.cache": None})
-    return decode
 
 
 def leave_together(inputs: Inputs, state: State) -> Inputs:

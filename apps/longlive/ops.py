@@ -31,7 +31,7 @@ def load(context: Any) -> dict[str, Op]:
         "listen": lambda: make_listen(config, device),
         "direct": lambda: make_direct(config, device),
         "denoise_step": lambda: make_denoise_step(config, device, ranks),
-        "decode": lambda: make_decode(config, device),
+        "decode": lambda: streaming_vae.make_decode(model.load_decoder(config, device), config.video),
     }
     wanted = makers if context.operations is None else makers.keys() & set(context.operations)
     return {name: make() for name, make in makers.items() if name in wanted}
@@ -84,20 +84,3 @@ def make_denoise_step(config: NarratedConfig, device: str, ranks: Ranks) -> Op:
     context = torch.zeros((1, config.prompt_tokens, dit.text_dim))
     denoise_step({"sample": {"latents": latents, "context": context, "level": 0}}, {"dit.kv": None})
     return denoise_step
-
-
-def make_decode(config: NarratedConfig, device: str) -> Op:
-    """Return the op that decodes any number of latent frames: `latents` -> `frames`."""
-    decoder = model.load_decoder(config, device)
-
-    def decode(inputs: Inputs, state: State) -> Inputs:
-        cache = state["vae.cache"]
-        frames, state["vae.cache"] = streaming_vae.decode(
-            decoder, inputs["latents"].to(device), decoder.start_cache if cache is None else cache
-        )
-        return {"frames": frames}
-
-    sizes = config.video
-    latents = torch.zeros((2, int(sizes.vae["z_dim"]), sizes.latent_height, sizes.latent_width))
-    decode({"latents": latents}, {"vae.cache": None})
-    return decode

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping, MutableMapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -176,3 +177,26 @@ def to_frames(video: Tensor) -> Tensor:
 
 def _video(vae: Any, frames: Tensor) -> Tensor:
     return (frames.permute(3, 0, 1, 2)[None].float() / 127.5 - 1.0).to(vae.dtype)
+
+
+def make_decode(
+    decoder: Decoder, sizes: VideoSizes, *, output: str = "frames", remembered: str = "vae.cache"
+) -> Callable[[Mapping[str, Any], MutableMapping[str, Any]], Mapping[str, Any]]:
+    """Return the op that decodes any number of latent frames, warmed up: `latents` -> `output`.
+
+    Parameters
+    ----------
+    remembered
+        The state that the convolutions' memory is kept in.
+    """
+
+    def decode_latents(inputs: Mapping[str, Any], state: MutableMapping[str, Any]) -> Mapping[str, Any]:
+        cache = state[remembered]
+        frames, state[remembered] = decode(
+            decoder, inputs["latents"].to(decoder.device), decoder.start_cache if cache is None else cache
+        )
+        return {output: frames}
+
+    latents = torch.zeros((2, int(sizes.vae["z_dim"]), sizes.latent_height, sizes.latent_width))
+    decode_latents({"latents": latents}, {remembered: None})
+    return decode_latents
