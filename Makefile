@@ -19,7 +19,6 @@ else
 TORCH ?= torch==2.13.0
 endif
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet
-export PYTHONDONTWRITEBYTECODE = 1
 
 .PHONY: all help setup demo test check bench soak clean
 all: setup

@@ -22,6 +22,7 @@ from flashrt.clock import monotonic_ns
 from flashrt.errors import FlashrtError
 from flashrt.ir.build import BuiltProgram
 from flashrt.runtime.lifeline import current_place, end_system, inherited_socket
+from flashrt.runtime.loading import Loading
 from flashrt.runtime.usage import process_usage
 from flashrt.runtime.wire import Connection
 
@@ -33,6 +34,7 @@ def main() -> int:
     parser = argparse.ArgumentParser()
     parser.add_argument("--fd", type=int, required=True)
     arguments = parser.parse_args()
+    loading = Loading()
     connection = Connection(inherited_socket(arguments.fd), torch=True)
     hello = connection.receive()
     if hello is None:
@@ -51,7 +53,7 @@ def main() -> int:
         Outputs(lambda name, value, batch: _write(connection, name, value, batch)),
         spec["devices"],
         spec["config"],
-        lambda: connection.send({"kind": "ready", "at_ns": monotonic_ns()}),
+        lambda: _ready(connection, loading),
         connection.send,
     )
     intake.start()
@@ -69,6 +71,11 @@ def main() -> int:
         connection.send({"kind": "replaced", "text": name})
     connection.send({"kind": "done", "usage": process_usage()})
     return 0
+
+
+def _ready(connection: Connection, loading: Loading) -> None:
+    loading.end()
+    connection.send({"kind": "ready", "at_ns": monotonic_ns()})
 
 
 def _write(connection: Connection, name: str, value: Any, batch: int | None) -> None:

@@ -34,6 +34,7 @@ from flashrt.runtime.checks import Arrivals, NanWatch
 from flashrt.runtime.inbox import Inbox
 from flashrt.runtime.layout import WorkerPlan
 from flashrt.runtime.lifeline import current_place, die_with_parent, end_system, inherited_socket
+from flashrt.runtime.loading import Loading
 from flashrt.runtime.measuring import Loaded, Measuring
 from flashrt.runtime.ranks import join_group
 from flashrt.runtime.timeline import Timeline
@@ -390,11 +391,13 @@ def serve(
     started
         Called with the worker before it loads its operations.
     """
+    loading = Loading()
     try:
         worker = Worker(hello, control, remote, orphaned)
         worker.listen()
         started(worker)
         worker.load()
+        loading.end()
         messages.Ready().send(control)
         worker.run()
     except ChannelClosedError:
