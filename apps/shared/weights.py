@@ -97,7 +97,8 @@ class Source:
             if folder is not None:
                 model = kind.from_pretrained(folder / part, torch_dtype=dtype, local_files_only=True)
             else:
-                model = build()
+                with marked_memory():
+                    model = build()
                 draw_weights(model, self.config.gain or 1.0, self.config.seed + seed)
                 for name, parameter in model.named_parameters():
                     factor = next((factor for pattern, factor in (louder or {}).items() if pattern in name), None)
@@ -110,7 +111,7 @@ class Source:
     def load_layers(self, file: str, build: Callable[[], nn.Module], seed: int, loudness: float = 1.0) -> Any:
         """Return layers of ours with the weights of a safetensors file of the checkpoint, or drawn."""
         folder = self.part(file)
-        with untouched_global_random():
+        with untouched_global_random(), marked_memory():
             layers = build()
         if folder is not None:
             layers.load_state_dict(read_tensors(folder / file))
@@ -127,9 +128,10 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
 
 
 def draw_weights(module: nn.Module, gain: float, seed: int) -> None:
-    """Draw the weights of a module: normal, by fan-in, times `gain`; biases zero.
+    """Draw the weights of a module that was made in `marked_memory`: normal, by fan-in, times `gain`; biases zero.
 
-    The libraries' own initialisation leaves gates and outputs near zero: a dead model would equal any other.
+    The libraries' own initialisation leaves gates and outputs near zero: a dead model would equal any other. Some
+    parameters it leaves to whatever the memory held.
     """
     generator = torch.Generator().manual_seed(seed)
     drawn: set[int] = set()
@@ -153,11 +155,28 @@ def draw_weights(module: nn.Module, gain: float, seed: int) -> None:
         elif name.endswith("layer_scale.scale") or (name.endswith(".gamma") and parameter.ndim == 1):
             # Residual branches begin training at a hundredth or a millionth: nothing would be heard of them.
             nn.init.constant_(parameter, gain)
-        elif (
-            parameter.ndim >= 2 and id(parameter) not in drawn and not bool((parameter == parameter.view(-1)[0]).all())
-        ):
+        elif parameter.ndim >= 2 and id(parameter) not in drawn and not _is_constant(parameter):
             # Routers, experts (one tensor [expert, out, in]) and tables; scales of norms are all alike and stay.
             nn.init.normal_(parameter, std=gain / parameter.shape[-1] ** 0.5, generator=generator)
+    held = [*module.named_parameters(), *module.named_buffers()]
+    unset = [name for name, value in held if value.is_floating_point() and bool(value.isnan().any())]
+    assert not unset, f"nobody set {', '.join(unset)}"
+
+
+def _is_constant(parameter: Tensor) -> bool:
+    """Whether the library gave all elements one value; memory that nobody set is not a number."""
+    return bool((parameter == parameter.reshape(-1)[0]).all())
+
+
+@contextmanager
+def marked_memory() -> Iterator[None]:
+    """Make new tensors not-a-number until they are set: what a constructor leaves unset then shows."""
+    before, warned = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(before, warn_only=warned)
 
 
 @contextmanager
