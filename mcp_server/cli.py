@@ -50,8 +50,8 @@ def build_parser() -> argparse.ArgumentParser:
         "--real", action="store_true",
         help="the part with trained weights, of the packages that the extra 'real' installs (conversation)",
     )  # fmt: skip
-    demo.add_argument("--quick", action="store_true", help="short runs, and no published deployments")
-    demo.add_argument("--all", action="store_true", help="all published deployments on emulated devices, not two")
+    demo.add_argument("--quick", action="store_true", help="no published deployments on emulated devices")
+    demo.add_argument("--all", action="store_true", help="longer runs with restarts, and all published deployments")
 
     init = commands.add_parser("init", help="lay out a small application that works, to begin with")
     init.add_argument("folder", metavar="DIR", type=Path, help="a new or empty folder")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,8 +21,11 @@ DURATION_S = 120.0
 MARGIN = 1.02
 BATCHES_SUSTAINED = 10
 """Batches that are measured where a rate is sustained."""
+WARM_UP = 3
 BATCHES_WITHIN = 5
 """Turns that are measured where a rate is one within a batch."""
+STARTUP_S = 15.0
+"""Until the processes of a deployment have loaded their libraries, on two cores."""
 
 
 @dataclass(frozen=True)
@@ -38,9 +42,14 @@ class EmulatedRow:
 
 
 async def run_emulated(
-    call: Call, workspace: Path, plan: DemoPlan, program: str, profile_ms: Mapping[str, float], *, most: int | None
+    call: Call,
+    workspace: Path,
+    plan: DemoPlan,
+    program: str,
+    profile_ms: Mapping[str, float],
+    deadline_s: float | None,
 ) -> list[EmulatedRow]:
-    """Run every published deployment on emulated devices.
+    """Run published deployments on emulated devices, in their order.
 
     Parameters
     ----------
@@ -48,11 +57,11 @@ async def run_emulated(
         Calls a tool: ``call(tool, step, **arguments)``.
     profile_ms
         Operation -> its time on this machine, for plans that want that.
-    most
-        Only so many, the first; None: all.
+    deadline_s
+        On the monotonic clock: the first that would end later ends the list; None: all are run.
     """
     emulated = plan.emulated
-    if emulated is None or most == 0:
+    if emulated is None or (deadline_s is not None and time.monotonic() >= deadline_s):
         return []
     records = workspace / ".flashrt" / "demo"
     records.mkdir(parents=True, exist_ok=True)
@@ -69,12 +78,25 @@ async def run_emulated(
     analysis = await call("analyze", "streaming edges", program=program, profile=profile)
     streaming = [edge["edge"] for edge in analysis.record["streaming"] if edge["streams"]]
     rows = []
-    for number, run in enumerate(emulated.runs[:most]):
+    for number, run in enumerate(emulated.runs):
         path = f".flashrt/demo/emulated-{number}.json"
         document = deployment_of(run, "program.yaml", slowed, streaming, emulated.config)
         (workspace / path).write_text(json.dumps(document, indent=1))
-        rows.append(await _one(call, plan, emulated, run, program, profile, path))
+        model = await call("analyze", f"{run.name}: model", program=program, profile=profile, deployment=path)
+        if deadline_s is not None and time.monotonic() + _seconds(model.record, emulated, run) > deadline_s:
+            break
+        rows.append(await _one(call, plan, emulated, run, model.record, path))
     return rows
+
+
+def _seconds(model: Mapping[str, Any], emulated: Emulated, run: EmulatedRun) -> float:
+    """Return about how long a deployment's run takes."""
+    if not run.runs:
+        return 0.0
+    within = emulated.rate == "within_batch"
+    each_ms = model["latency_ms"] if within else model["t_min_ms"]
+    count = 1 + BATCHES_WITHIN if within else WARM_UP + BATCHES_SUSTAINED
+    return STARTUP_S + float(each_ms * emulated.slower * count) / 1000.0
 
 
 def _times(value: Any, factor: float) -> Any:
@@ -83,15 +105,14 @@ def _times(value: Any, factor: float) -> Any:
 
 
 async def _one(
-    call: Call, plan: DemoPlan, emulated: Emulated, run: EmulatedRun, program: str, profile: str, path: str
+    call: Call, plan: DemoPlan, emulated: Emulated, run: EmulatedRun, predicted: Mapping[str, Any], path: str
 ) -> EmulatedRow:
     within = emulated.rate == "within_batch"
-    predicted = (await call("analyze", f"{run.name}: model", program=program, profile=profile, deployment=path)).record
     settings: dict[str, Any] = {"scenario": "single_stream", "max_batches": BATCHES_WITHIN, "warmup": 1}
     if not within:
         # Offered just what the model says that it sustains, less a margin: a lower rate is measured where it does not.
         period_ms = predicted["t_min_ms"] * emulated.slower * MARGIN
-        settings = {"scenario": "realtime", "period_ms": period_ms, "max_batches": BATCHES_SUSTAINED, "warmup": 3}
+        settings = {"scenario": "realtime", "period_ms": period_ms, "max_batches": BATCHES_SUSTAINED, "warmup": WARM_UP}
     model = {key: predicted.get(key) for key in ("latency_ms", "first_output_ms", "fps")}
     found: dict[str, float | None] = dict.fromkeys(model)
     reasons, identity = "", ""
