@@ -38,8 +38,20 @@ def build_parser() -> argparse.ArgumentParser:
     serve.add_argument("--http", metavar="HOST:PORT", help="streamable HTTP instead of stdio; the path is /mcp")
     serve.add_argument(
         "--allow-remote", action="store_true",
-        help="with --http: listen on a host that other machines reach; the tools run code, without authentication",
+        help="with --http: listen on a host that other machines reach; needs a token, since the tools run code",
     )  # fmt: skip
+    serve.add_argument(
+        "--token-file", type=Path, metavar="FILE",
+        help="with --http: requests need this bearer token; a file that is not there is made with a new one "
+        "(default: the environment's FLASHRT_TOKEN, or none on this machine alone)",
+    )  # fmt: skip
+    serve.add_argument(
+        "--host-name",
+        action="append",
+        default=[],
+        metavar="NAME[:PORT]",
+        help="with --http: another name under which clients reach the server; others are refused (repeatable)",
+    )
     _add_workspace(serve)
 
     demo = commands.add_parser("demo", help="run the whole loop on an application, through a real client and server")
@@ -112,9 +124,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     sys.path[:] = [entry for entry in sys.path if entry not in {"", os.getcwd()} or entry in _site_paths()]
     try:
         if options.command == "serve":
-            from flashrt.mcp_server.server import serve
-
-            return serve(options.workspace, options.http, allow_remote=options.allow_remote)
+            return _serve(options)
         if options.command == "call" and (options.list or options.describe):
             from flashrt.mcp_server.listing import describe_tool, list_tools
 
@@ -183,6 +193,18 @@ def _is_lost(error: BaseException) -> bool:
         return all(_is_lost(inner) for inner in error.exceptions)
     lost = (MCPError, OSError, anyio.BrokenResourceError, anyio.ClosedResourceError, anyio.EndOfStream)
     return isinstance(error, lost)
+
+
+def _serve(options: argparse.Namespace) -> int:
+    from flashrt.mcp_server.http import http_options
+    from flashrt.mcp_server.server import serve
+
+    if options.http is None:
+        return serve(options.workspace)
+    http = http_options(
+        options.http, allow_remote=options.allow_remote, token_file=options.token_file, names=tuple(options.host_name)
+    )
+    return serve(options.workspace, http)
 
 
 def _call(tool: str, text: str, workspace: Path) -> int:

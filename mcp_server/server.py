@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import ipaddress
 import json
 import logging
 import os
 import signal
-import socket
 import sys
 import uuid
 from collections.abc import Mapping
@@ -17,12 +15,27 @@ from typing import Any
 import anyio
 from mcp.server import MCPServer
 from mcp.server.mcpserver import Context
-from mcp_types import CallToolResult, TextContent, ToolAnnotations
+from mcp_types import (
+    CallToolResult,
+    Completion,
+    CompletionArgument,
+    CompletionContext,
+    PromptReference,
+    Resource,
+    ResourceTemplateReference,
+    TextContent,
+    ToolAnnotations,
+)
+from mcp_types import Tool as MCPTool
 from pydantic import ValidationError
 
 from flashrt import __version__
 from flashrt.errors import Finding, FlashrtError, InputError, ResourceMissingError, listed, nearest
 from flashrt.ir.documents import expectation
+from flashrt.mcp_server.http import HttpOptions, serve_http
+from flashrt.mcp_server.prompts import skill_prompts
+from flashrt.mcp_server.resources import WorkspaceResources
+from flashrt.mcp_server.results import output_schema
 from flashrt.mcp_server.table import TABLE, Tool
 from flashrt.mcp_server.tools import Tools, unknown_argument
 from flashrt.mcp_server.workspace import Workspace
@@ -57,6 +70,11 @@ class FlashrtServer(MCPServer[Any]):
         super().__init__("flashrt", instructions=INSTRUCTIONS, version=__version__, log_level="WARNING")
         self.flashrt_tools = Tools(workspace)
         self.table = {tool.name: tool for tool in TABLE}
+        self._resources = WorkspaceResources(workspace)
+        self._resources.offer(self)
+        for prompt in skill_prompts():
+            self.add_prompt(prompt)
+        self.completion()(self._complete)  # type: ignore[no-untyped-call]
         for tool in TABLE:
             self.add_tool(
                 getattr(self.flashrt_tools, tool.name),
@@ -70,11 +88,35 @@ class FlashrtServer(MCPServer[Any]):
                 ),
             )
 
+    async def list_tools(self) -> list[MCPTool]:
+        """List the tools, those of the table with the schema of what they return."""
+        tools = await super().list_tools()
+        return [
+            tool.model_copy(update={"output_schema": output_schema(self.table[tool.name])})
+            if tool.name in self.table
+            else tool
+            for tool in tools
+        ]
+
+    async def list_resources(self) -> list[Resource]:
+        """List what earlier calls made, the newest of each kind."""
+        return [*await super().list_resources(), *await anyio.to_thread.run_sync(self._resources.listed)]
+
+    async def _complete(
+        self,
+        reference: PromptReference | ResourceTemplateReference,
+        argument: CompletionArgument,
+        context: CompletionContext | None,
+    ) -> Completion:
+        return await anyio.to_thread.run_sync(self._resources.complete, reference, argument)
+
     async def call_tool(
         self, name: str, arguments: dict[str, Any], context: Context[Any, Any] | None = None
     ) -> CallToolResult:
         """Call a tool; failures are results with text and findings, never protocol errors."""
         tool = self.table.get(name)
+        if tool is None and self._tool_manager.get_tool(name) is not None:
+            return await super().call_tool(name, arguments, context)  # type: ignore[return-value]
         if tool is None:
             finding = Finding(
                 f"tool '{name}'", f"one of {listed(self.table, 30)}", "no such tool", "call one of them",
@@ -182,21 +224,22 @@ def failure(error: FlashrtError) -> CallToolResult:
     return CallToolResult(content=[TextContent(type="text", text=str(error))], structured_content=record, is_error=True)
 
 
-def serve(root: Path, http: str | None = None, *, allow_remote: bool = False) -> int:
+def serve(root: Path, http: HttpOptions | None = None) -> int:
     """Run the server until its input closes or a signal comes; return the exit status.
 
     Parameters
     ----------
     http
-        ``HOST:PORT`` for streamable HTTP; None: stdio.
-    allow_remote
-        Whether the host may be reachable from other machines.
+        Where to serve streamable HTTP; None: stdio.
     """
     logging.basicConfig(stream=sys.stderr, level=logging.WARNING)
-    server = FlashrtServer(Workspace(root))
-    address = None if http is None else free_address(http, allow_remote=allow_remote)
+    return run_server(FlashrtServer(Workspace(root)), http)
+
+
+def run_server(server: MCPServer[Any], http: HttpOptions | None) -> int:
+    """Run any server of this kind as `serve` does."""
     try:
-        anyio.run(_serve_until_signal, server, address)
+        anyio.run(_serve_until_signal, server, http)
     except* BrokenPipeError:
         LOG.warning("the client went away without closing standard input")
     sys.stderr.flush()
@@ -204,7 +247,7 @@ def serve(root: Path, http: str | None = None, *, allow_remote: bool = False) ->
     os._exit(0)
 
 
-async def _serve_until_signal(server: FlashrtServer, address: tuple[str, int] | None) -> None:
+async def _serve_until_signal(server: MCPServer[Any], http: HttpOptions | None) -> None:
     async with anyio.create_task_group() as group:
 
         async def watch() -> None:
@@ -215,62 +258,8 @@ async def _serve_until_signal(server: FlashrtServer, address: tuple[str, int] | 
                     os._exit(0)
 
         group.start_soon(watch)
-        if address is None:
+        if http is None:
             await server.run_stdio_async()
         else:
-            host, port = address
-            await server.run_streamable_http_async(host=host, port=port)
+            await serve_http(server, http)
         group.cancel_scope.cancel()
-
-
-def free_address(text: str, *, allow_remote: bool = False) -> tuple[str, int]:
-    """Return host and port of ``HOST:PORT`` where nobody listens.
-
-    Raises
-    ------
-    InputError
-        It is no such address, is reachable from other machines unasked, or cannot be listened on.
-    """
-    host, port = split_address(text)
-    if not allow_remote and not is_loopback(host):
-        raise InputError(
-            Finding("option --http", "a host that only this machine reaches (127.0.0.1, ::1 or localhost): the tools "
-                    "run code and there is no authentication yet", f"'{text}'",
-                    "listen on 127.0.0.1 and reach it through a tunnel (ssh -L), or add --allow-remote",
-                    rule="not-loopback")
-        )  # fmt: skip
-    try:
-        family, kind, _, _, place = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        with socket.socket(family, kind) as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            probe.bind(place)
-    except OSError as error:
-        raise InputError(
-            Finding("option --http", "an address of this machine that is free", f"'{text}' ({error})",
-                    "choose another port, or end the server that has it")
-        ) from None  # fmt: skip
-    return host, port
-
-
-def is_loopback(host: str) -> bool:
-    """Return whether only this machine can reach `host`; of names only ``localhost`` counts."""
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host.lower() == "localhost"
-
-
-def split_address(text: str) -> tuple[str, int]:
-    """Return host and port of ``HOST:PORT``.
-
-    Raises
-    ------
-    InputError
-        It is no such address.
-    """
-    host, _, port = text.rpartition(":")
-    if not port.isdecimal() or not 0 < int(port) < 65536:
-        raise InputError(
-            Finding("option --http", "HOST:PORT, such as 127.0.0.1:8765", f"'{text}'", "correct it and start again")
-        )
-    return host.strip("[]") or "127.0.0.1", int(port)

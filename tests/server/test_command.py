@@ -12,7 +12,7 @@ import pytest
 
 from flashrt import __version__
 from flashrt.mcp_server.cli import main
-from flashrt.mcp_server.server import is_loopback
+from flashrt.mcp_server.http import is_loopback
 
 INPUTS = "inputs.py:batches"
 
