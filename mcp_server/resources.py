@@ -82,6 +82,7 @@ class WorkspaceResources:
         if not self._has_store():
             raise ResourceNotFoundError(f"{kind} '{id}': this workspace has none yet")
         if kind == "program":
+            self.workspace.store.get_record("program", id)
             return self.workspace.document(id, "program", f"resource '{kind}://{id}'")[0]
         if kind == "run":
             return self.workspace.store.get_record("run", id).payload

@@ -15,11 +15,15 @@ from typing import Any
 import anyio
 from mcp.server import MCPServer
 from mcp.server.mcpserver import Context
+from mcp.shared.exceptions import MCPError
 from mcp_types import (
+    INVALID_PARAMS,
     CallToolResult,
     Completion,
     CompletionArgument,
     CompletionContext,
+    GetPromptResult,
+    InputRequiredResult,
     PromptReference,
     Resource,
     ResourceTemplateReference,
@@ -101,6 +105,15 @@ class FlashrtServer(MCPServer[Any]):
     async def list_resources(self) -> list[Resource]:
         """List what earlier calls made, the newest of each kind."""
         return [*await super().list_resources(), *await anyio.to_thread.run_sync(self._resources.listed)]
+
+    async def get_prompt(
+        self, name: str, arguments: dict[str, Any] | None = None, context: Context[Any, Any] | None = None
+    ) -> GetPromptResult | InputRequiredResult:
+        """Return a prompt filled in; an unknown one is refused with the names that there are."""
+        names = [prompt.name for prompt in await self.list_prompts()]
+        if name not in names:
+            raise MCPError(code=INVALID_PARAMS, message=f"prompt: expected one of {listed(names)}, got '{name}'")
+        return await super().get_prompt(name, arguments, context)
 
     async def _complete(
         self,

@@ -13,7 +13,7 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -179,15 +179,17 @@ def raw_server(workspace: Path, **environment: str) -> Iterator[RawServer]:
 
 
 @contextlib.contextmanager
-def http_server(workspace: Path) -> Iterator[tuple[int, subprocess.Popen[str]]]:
-    """Start a server over HTTP; gives its port and process."""
+def http_server(
+    workspace: Path, *more: str, start: Sequence[str] | None = None, **environment: str
+) -> Iterator[tuple[int, subprocess.Popen[str]]]:
+    """Start a server over HTTP, or the one that the command line `start` begins; gives its port and process."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     with tempfile.TemporaryFile("w+") as log:
         process = subprocess.Popen(
-            command(workspace, "--http", f"127.0.0.1:{port}"), stdin=subprocess.DEVNULL, stdout=log, stderr=log,
-            text=True,
+            [*(start or command(workspace)), "--http", f"127.0.0.1:{port}", *more], stdin=subprocess.DEVNULL,
+            stdout=log, stderr=log, text=True, env={**os.environ, **environment},
         )  # fmt: skip
 
         def answers() -> bool:

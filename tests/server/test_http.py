@@ -93,3 +93,48 @@ def test_a_port_that_is_taken_is_refused_in_words(workspace: Path) -> None:
         assert f"127.0.0.1:{port}" in done.stderr
         assert "choose another port" in done.stderr
         assert "Traceback" not in done.stderr
+
+
+def test_a_token_is_asked_for_where_there_is_one(workspace: Path, tmp_path: Path) -> None:
+    file = tmp_path / "token"
+    with http_server(workspace, "--token-file", str(file), "--host-name", "flash.example") as (port, _):
+        token = file.read_text().strip()
+        assert len(token) >= 32
+        assert file.stat().st_mode & 0o077 == 0
+        assert post(port) == 401
+        assert post(port, Authorization="Bearer guess") == 401
+        assert post(port, Authorization=token) == 401
+        right = {"Authorization": f"Bearer {token}"}
+        assert post(port, **right) not in {401, 403, 421}
+        assert post(port, Host="flash.example", **right) not in {401, 403, 421}
+        assert post(port, Host="evil.example", **right) == 421
+    with http_server(workspace, FLASHRT_TOKEN=token) as (port, _):
+        assert post(port) == 401
+        assert post(port, **right) not in {401, 403, 421}
+
+
+@pytest.mark.parametrize(
+    ("more", "words"),
+    [
+        (["--http", "0.0.0.0:8765"], ["--allow-remote", "--token-file", "FLASHRT_TOKEN"]),
+        (["--http", "0.0.0.0:8765", "--allow-remote"], ["a token", "--token-file"]),
+        (["--http", "127.0.0.1:8765", "--token-file", "/"], ["--token-file", "Is a directory"]),
+        (["--http", "127.0.0.1:none"], ["HOST:PORT"]),
+    ],
+)
+def test_an_open_door_is_refused_in_words(workspace: Path, more: list[str], words: list[str]) -> None:
+    done = subprocess.run(command(workspace, *more), capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 2
+    assert all(word in done.stderr for word in words), done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_body_that_is_too_large_is_refused(workspace: Path) -> None:
+    with http_server(workspace) as (port, process):
+        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=30)
+        head = {"Content-Type": "application/json", "Accept": "application/json, text/event-stream"}
+        connection.request("POST", "/mcp", b" " * (5 * 1024 * 1024), head)
+        assert connection.getresponse().status == 413
+        connection.close()
+        assert post(port) not in {413, 500}
+        assert process.poll() is None
