@@ -1,7 +1,8 @@
 # make help    this list
 # make demo    the whole loop on the WorldPlay application, on this machine's CPU cores
 # make test    all tests, on two processes (WORKERS=1: on one)
-# make check   ruff, formatting, strict types
+# make check   ruff, formatting, strict types; skills, plugin, manifests and tool schemas by their own validators (npm)
+# make conformance  the official MCP conformance suite over HTTP, for both protocol eras (npm)
 # make bench   benchmarks: ratios against a peer or a floor measured in the same run
 # make soak    the long reliability runs: 100 kills, 200 random programs, every cheat ten times, a minute of leases
 # make setup   only the environment (.venv); make clean removes it and what was made
@@ -20,7 +21,7 @@ TORCH ?= torch==2.13.0
 endif
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet
 
-.PHONY: all help setup demo test check bench soak clean
+.PHONY: all help setup demo test check validators conformance bench soak clean
 all: setup
 help:
 	@sed -n 's/^# make /make /p' $(firstword $(MAKEFILE_LIST))
@@ -49,6 +50,17 @@ check: setup
 	$(BIN)/ruff format --check .
 	scripts/link_types.sh
 	MYPYPATH=build/types $(BIN)/mypy -p flashrt
+	$(MAKE) validators
+
+NPM := build/npm
+validators: setup
+	@if command -v npm >/dev/null && $(MAKE) --no-print-directory $(NPM)/.installed; then scripts/check_manifests.sh $(NPM); \
+	else echo "NOT CHECKED, since npm or its registry is not here: skills, plugin, manifests, tool schemas"; fi
+
+$(NPM)/.installed: scripts/npm/package.json
+	mkdir -p $(NPM) && cp scripts/npm/package.json $(NPM)/
+	npm install --silent --no-audit --no-fund --no-package-lock --prefix $(NPM)
+	@touch $@
 
 bench: setup
 	$(BIN)/python benchmarks/server_start.py

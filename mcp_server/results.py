@@ -44,6 +44,7 @@ def output_schema(tool: Tool) -> dict[str, Any]:
     properties: dict[str, Any] = {"ok": {"type": "boolean"}}
     for field in f"{FIELDS.get(tool.name, '')} {job}".split():
         name, _, types = field.partition(":")
-        kinds = types.split("|")
-        properties[name] = {"type": kinds[0] if len(kinds) == 1 else kinds}
+        kinds = [{"type": kind} for kind in types.split("|")]
+        # Several types in one list are legal, but not every client's dialect has them.
+        properties[name] = kinds[0] if len(kinds) == 1 else {"anyOf": kinds}
     return {"type": "object", "properties": properties, "required": ["ok"]}
