@@ -10,8 +10,9 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
+from torch import nn
 
-from flashrt.apps.shared import causal_dit, recogniser, streaming_vae, talker, vocoder
+from flashrt.apps.shared import causal_dit, recogniser, streaming_vae, talker, vocoder, weights
 from flashrt.apps.shared.causal_dit import Ranks, VideoDit
 from flashrt.apps.shared.weights import Source
 from tests.apps.applications import load_file
@@ -234,3 +235,35 @@ def test_an_utterance_is_one_prompt_however_many_batches_it_takes() -> None:
         froms.append(int(prompts["from"][-1]))
     assert froms == [0, 0, 2 + config.prompt_delay, 2 + config.prompt_delay, 4, 5 + config.prompt_delay]
     assert len(hearing["speech"]) == 0
+
+
+class Experts(nn.Module):
+    """A part as libraries write them: memory that its constructor leaves as it is."""
+
+    def __init__(self, *, scale: bool) -> None:
+        super().__init__()
+        self.experts = nn.Parameter(torch.empty(4, 8, 8))
+        self.norm = nn.Parameter(torch.ones(8, 1))
+        if scale:
+            self.scale = nn.Parameter(torch.empty(8))
+
+
+def test_every_weight_is_drawn_whatever_the_memory_held() -> None:
+    with weights.marked_memory():
+        part = Experts(scale=False)
+    assert part.experts.isnan().all(), "unset memory shows"
+    weights.draw_weights(part, 1.0, 3)
+    assert 0.2 < float(part.experts.std()) < 0.5
+    assert torch.equal(part.norm, torch.ones(8, 1)), "what the library set to one value stays"
+    with weights.marked_memory():
+        again = Experts(scale=False)
+    weights.draw_weights(again, 1.0, 3)
+    assert torch.equal(part.experts, again.experts)
+    assert not torch.are_deterministic_algorithms_enabled()
+
+
+def test_a_weight_that_nobody_sets_is_named() -> None:
+    with weights.marked_memory():
+        part = Experts(scale=True)
+    with pytest.raises(AssertionError, match="scale"):
+        weights.draw_weights(part, 1.0, 3)
