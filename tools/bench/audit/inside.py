@@ -152,7 +152,7 @@ def _run_observed(
     thorough: bool,
     send: Callable[[Any], None],
 ) -> None:
-    places = find_places(loaded.ops, loaded.folder)
+    places = find_places(loaded.ops, loaded.folder, everywhere=False)
     memory = [
         (first, last, place.name) for place in places if place.kind in {"attribute", "buffer", "global"}
         for first, last in storages(place.value, 3)
@@ -175,7 +175,7 @@ def _run_observed(
     notes = observation.finish()
     if walked:
         notes.changes = {
-            place.name: place.kind for place in find_places(loaded.ops, loaded.folder)
+            place.name: place.kind for place in find_places(loaded.ops, loaded.folder, everywhere=False)
             if place.name in before and place.kind in {"attribute", "buffer", "global", "random"}
             and not place.name.startswith("keys of") and before[place.name] != fingerprints([place])[place.name]
         }  # fmt: skip

@@ -25,6 +25,9 @@ MAX_DEPTH = 24
 MAX_ITEMS = 2_000
 """Of one list or mapping; larger ones are one place."""
 
+FOREIGN = {bool, int, float, str, list, dict}
+CACHED = type(functools.cache(len))
+
 PlaceKind = Literal["global", "attribute", "buffer", "random", "environment"]
 
 
@@ -83,7 +86,7 @@ class _Walk:
             self.add(value.func, name, kind, None, depth + 1)
             self._items(dict(enumerate(value.args)), name, "attribute", None, depth)
             self._items(value.keywords, name, "attribute", value.keywords.__setitem__, depth)
-        elif hasattr(value, "cache_info") and callable(value.cache_info):
+        elif isinstance(value, CACHED):
             self.found.append(Place(f"{name} (its cache)", kind, value))
             self.add(getattr(value, "__wrapped__", None), name, kind, None, depth + 1)
         elif is_generator(value) or isinstance(value, np.random.Generator | np.random.RandomState | random.Random):
@@ -95,7 +98,7 @@ class _Walk:
                         self.add(item, f"{name}.{key}", "attribute", functools.partial(setattr, value, key), depth + 1)
         elif isinstance(value, GeneratorType) or type(value).__module__ == "itertools":
             self.found.append(Place(name, kind, value, put))
-        elif isinstance(value, Mapping):
+        elif isinstance(value, dict):
             self._mapping(value, name, kind, put, depth)
         elif isinstance(value, list) and len(value) <= MAX_ITEMS and not _is_plain(value):
             self._items(dict(enumerate(value)), name, kind, value.__setitem__, depth)
@@ -108,16 +111,15 @@ class _Walk:
             self._object(value, name, kind, put, depth)
 
     def _mapping(
-        self, value: Mapping[Any, Any], name: str, kind: PlaceKind, put: Callable[[Any], None] | None, depth: int
+        self, value: dict[Any, Any], name: str, kind: PlaceKind, put: Callable[[Any], None] | None, depth: int
     ) -> None:
-        if len(value) > MAX_ITEMS or _is_plain(value.values()):
+        # As a plain mapping: libraries have some that import half of themselves when they are asked for an item.
+        if len(value) > MAX_ITEMS or _is_plain(dict.values(value)):
             # Whole: keys come and go, and the value that was there can be put back with all of them.
-            refill = functools.partial(_refill, value) if isinstance(value, dict) else put
-            self.found.append(Place(name, kind, value, refill))
+            self.found.append(Place(name, kind, value, functools.partial(_refill, value)))
             return
-        setter = value.__setitem__ if isinstance(value, dict) else None
-        self._items(value, name, kind, setter, depth)
-        self.found.append(Place(f"keys of {name}", kind, [str(key) for key in value]))
+        self._items(dict(dict.items(value)), name, kind, functools.partial(dict.__setitem__, value), depth)
+        self.found.append(Place(f"keys of {name}", kind, [str(key) for key in dict.keys(value)]))
 
     def _items(
         self, items: Mapping[Any, Any], name: str, kind: PlaceKind, put: Callable[..., None] | None, depth: int
@@ -202,8 +204,14 @@ def _global_generators() -> Iterator[Place]:
         yield Place("the random module's generator", "random", own, functools.partial(put_generator, own))
 
 
-def find_places(ops: Mapping[str, Any], folder: Path) -> list[Place]:
-    """Return every place that the walk reaches, those near the ops first."""
+def find_places(ops: Mapping[str, Any], folder: Path, *, everywhere: bool = True) -> list[Place]:
+    """Return every place that the walk reaches, those near the ops first.
+
+    Parameters
+    ----------
+    everywhere
+        Whether plain attributes of other modules are looked at too.
+    """
     walk = _Walk(folder)
     walk.found += _global_generators()
     for place in walk.found:
@@ -218,7 +226,8 @@ def find_places(ops: Mapping[str, Any], folder: Path) -> list[Place]:
                 walk.add(item, f"'{key}' of {label}", "global", functools.partial(setattr, module, key))
     walk.found.append(Place("the environment variables", "environment", dict(os.environ),
                             functools.partial(_refill_environment)))  # fmt: skip
-    walk.found += _foreign_attributes(walk.names)
+    if everywhere:
+        walk.found += _foreign_attributes(walk.names)
     return _named_apart(walk.found)
 
 
@@ -244,7 +253,7 @@ def _foreign_attributes(own: set[str]) -> Iterator[Place]:
         if name in own or name.startswith("flashrt.bench") or not isinstance(module, ModuleType):
             continue
         for key, item in list(vars(module).items()):
-            if not key.startswith("__") and isinstance(item, int | float | str | list | dict) and _small(item):
+            if not key.startswith("__") and type(item) in FOREIGN and _small(item):
                 yield Place(f"'{key}' of module {name}", "global", item, functools.partial(setattr, module, key))
 
 

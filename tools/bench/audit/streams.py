@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from flashrt.analysis.claims import CONFIRMED, REFUTED, UNCHECKED, stream_claim
+from flashrt.analysis.claims import CONFIRMED, REFUTED, UNCHECKED, stream_claim, streaming_labels
 from flashrt.analysis.parallel import judge_stream
 from flashrt.analysis.structure import PlacedEdge, find_edges
 from flashrt.bench.audit.findings import Findings
@@ -80,7 +80,8 @@ def _check_consumer(
     batches: Sequence[int],
 ) -> None:
     path = operation.path
-    claims = [stream_claim(label) for flow in flows for label in flow.labels]
+    streaming = streaming_labels(findings.built)
+    claims = [stream_claim(label) for flow in flows for label in flow.labels if label in streaming]
     if any(flow.lookahead for flow in flows):
         _check_lookahead(loaded, tape, findings, operation, flows, batches)
         return
@@ -110,7 +111,7 @@ def _refute(findings: Findings, operation: Operation, flow: Dataflow, difference
     graph = next(
         (placed.graph for placed in find_edges(findings.built) if placed.edge.label == label), node.graph
     )  # fmt: skip
-    for name in flow.labels:
+    for name in streaming_labels(findings.built) & set(flow.labels):
         findings.claim(stream_claim(name), REFUTED, difference)
     whole = {"edge": label, "graph": graph, "set": {"mode": "blocking"}, "remove": ["chunks", "lookahead", "axis"]}
     if needed:
@@ -207,7 +208,7 @@ def _check_lookahead(
     """An operation that is given just its window cannot depend on more; whether it uses the window is looked at."""
     path = operation.path
     for flow in flows:
-        for label in flow.labels:
+        for label in streaming_labels(findings.built) & set(flow.labels):
             findings.claim(
                 stream_claim(label), CONFIRMED,
                 f"'{path}' was given chunks up to {flow.lookahead} later ones and no more, also alone; its result on "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import io
 import math
@@ -20,6 +21,7 @@ from flashrt.ir.values import describe, is_array, is_tensor
 
 MAX_DEPTH = 60
 ALIGNMENT = 64
+CACHED = type(functools.cache(len))
 ROUNDED_SHARE = 1e-3
 """Of integers of eight bits, which are rounded numbers more often than not, so many may be off by one."""
 PLAIN = (type(None), bool, int, float, complex, str, bytes, bytearray)
@@ -69,9 +71,9 @@ class _Digest:
 
     def _compound(self, value: Any, depth: int) -> None:
         name = type(value).__qualname__
-        if isinstance(value, Mapping):
+        if isinstance(value, dict):
             self.put(name, len(value))
-            for key, item in value.items():
+            for key, item in dict.items(value):
                 self.add(key, depth)
                 self.add(item, depth)
         elif isinstance(value, set | frozenset):
@@ -97,7 +99,7 @@ class _Digest:
         elif isinstance(value, GeneratorType):
             self.put(name, value.gi_frame.f_lasti if value.gi_frame else "ended")
             self.add(dict(value.gi_frame.f_locals) if value.gi_frame else None, depth)
-        elif hasattr(value, "cache_info") and callable(value.cache_info):
+        elif isinstance(value, CACHED):
             self.put(name, value.cache_info().misses)
         elif type(value).__module__ == "itertools":
             self.put(name, repr(value))
@@ -219,7 +221,7 @@ def compare(expected: Any, got: Any, place: str = "") -> Difference | None:
 
 
 def _differences(a: Any, b: Any, place: str) -> Iterator[Difference]:
-    if is_tensor(a) and is_tensor(b) or is_array(a) and is_array(b):
+    if (is_tensor(a) and is_tensor(b)) or (is_array(a) and is_array(b)):
         found = _compare_arrays(a, b, place)
         if found is not None:
             yield found
@@ -327,8 +329,8 @@ def storages(value: Any, depth: int = 0) -> Iterator[tuple[int, int]]:
         elif base.size:
             first = int(base.__array_interface__["data"][0])
             yield first, first + base.nbytes
-    elif depth < MAX_DEPTH and isinstance(value, Mapping):
-        for item in value.values():
+    elif depth < MAX_DEPTH and isinstance(value, dict):
+        for item in dict.values(value):
             yield from storages(item, depth + 1)
     elif depth < MAX_DEPTH and isinstance(value, list | tuple | set):
         for item in value:
