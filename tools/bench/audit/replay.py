@@ -434,7 +434,7 @@ def _add_hidden(loaded: Loaded, tape: Tape, findings: Findings, suspect: _Suspec
         return
     for change in causes[:3]:
         kind: Kind = "iteration-leak" if leak else HIDDEN[change.kind]
-        place = {"place": change.name, "kind": change.kind, "held": change.shown, "proof": proven,
+        place = {"place": change.name, "place_kind": change.kind, "held": change.shown, "proof": proven,
                  "changed_by": list(change.writers)}  # fmt: skip
         _add_kept(findings, kind, path, change.name, {**evidence, **place})
 
