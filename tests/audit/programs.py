@@ -191,8 +191,8 @@ LIES = (
     Case("two-states-one-memory", u='m = inputs["x"].copy()\nif state["a"] is None: state["a"] = state["b"] = m\n'
          'state["a"] += 1\nreturn {"y": inputs["x"] + state["a"]}',
          v='state["b"] *= 2\nreturn {"y": inputs["x"] + state["b"]}', states={"a": {}, "b": {}},
-         reads={"u": ["a", "b"], "v": ["b"]}, writes={"u": ["a", "b"], "v": ["b"]},
-         finds=(("shared-storage", "v", "a"),)),
+         reads={"u": ["a"], "v": ["b"]}, writes={"u": ["a", "b"], "v": ["b"]},
+         finds=(("shared-storage", "v", "a"), ("shared-storage", "u", "b"))),
     Case("state-is-memory-of-the-op", setup="start = np.zeros((6, 4), np.float32)",
          u='s = start if state["s"] is None else state["s"]\ns += inputs["x"]\nstate["s"] = s\n'
            'return {"y": s.copy()}', states=S, reads=READ, writes=WRITE, finds=(("shared-storage", "u", "s"),)),

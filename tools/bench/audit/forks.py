@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pickle
+import random
 import select
 import signal
 import struct
@@ -50,9 +51,12 @@ def stream_from_fork(work: Callable[[Send], None], timeout_s: float) -> Iterator
     reading, writing = os.pipe()
     sys.stdout.flush()
     sys.stderr.flush()
+    # Python seeds this generator anew in every child.
+    own_random = random.getstate()
     child = os.fork()
     if child == 0:
         os.close(reading)
+        random.setstate(own_random)
         _work_in_child(work, writing)
     os.close(writing)
     done = False

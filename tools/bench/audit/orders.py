@@ -12,7 +12,7 @@ from flashrt.analysis.claims import CONFIRMED, REFUTED, UNCHECKED, parallel_clai
 from flashrt.bench.audit.findings import Findings
 from flashrt.bench.audit.forks import ForkFailedError, in_fork
 from flashrt.bench.audit.places import own_modules
-from flashrt.bench.audit.record import Arrived, Session, Tape
+from flashrt.bench.audit.record import Arrived, Session, Tape, as_handed_over, run_pieces
 from flashrt.bench.audit.replay import Loaded, outputs_differ
 from flashrt.bench.audit.values import freeze, thaw
 from flashrt.ir import OUTPUT, Dataflow, Operation
@@ -23,6 +23,8 @@ TURN_S = 2.0
 """How long one operation waits for the other's next line, which may be inside a library."""
 
 Mismatches = dict[str, str]
+Pieces = tuple[list[Piece], list[Piece]]
+"""What others get, and what was handed over."""
 
 
 def check_orders(loaded: Loaded, tape: Tape, findings: Findings, num_batches: int) -> None:
@@ -44,9 +46,10 @@ def check_orders(loaded: Loaded, tape: Tape, findings: Findings, num_batches: in
     failed = {how for how in wrong if f"order: {how}" in findings.unchecked}
     for how, found in wrong.items():
         for path, difference in found.items():
-            if findings.has(template[path], _ELSEWHERE):
-                continue
             others = [b if a == path else a for a, b in sorted(pairs) if path in (a, b)]
+            around = {template[one] for one in (*others, *loaded.flat.predecessors[path])}
+            if findings.has(template[path], _ELSEWHERE) or any(findings.has(one, _IN_PLACE) for one in around):
+                continue
             findings.add(
                 "order-dependent", path, how,
                 f"keep what they share in a state that both nodes declare, or add an edge that orders "
@@ -69,6 +72,8 @@ _ELSEWHERE = (
     "hidden-unknown", "iteration-leak", "nondeterministic", "changes-input", "shared-storage",
 )  # fmt: skip
 """Findings that explain a difference better."""
+_IN_PLACE = ("changes-input", "shared-storage", "changes-read-state")
+"""Findings that explain a difference in another node."""
 
 
 def _try(
@@ -112,15 +117,19 @@ def _permuted(
     while left:
         path = next(p for p in reversed(left) if not loaded.flat.predecessors[p] & set(left))
         left.remove(path)
-        found[path] = _run(session, path, arrived)
-        session.deliver(path, found[path], arrived)
+        live, found[path] = _run(session, path, arrived)
+        session.deliver(path, live, arrived)
     return found
 
 
-def _run(session: Session, path: str, arrived: Arrived) -> list[Piece]:
+def _run(session: Session, path: str, arrived: Arrived) -> Pieces:
+    """Return an operation's pieces, and copies of what is compared later."""
     runner = session.runners[path]
     values, first = gather(session.flat, runner, arrived)
-    return list(runner.run(values, first))
+    live, _ = run_pieces(runner, values, first)
+    return live, [
+        Piece(thaw(freeze({port: one.outputs[port] for port in runner.needed})), one.is_chunk) for one in live
+    ]
 
 
 def _concurrent(
@@ -134,10 +143,10 @@ def _concurrent(
         ready = [path for path in left if not loaded.flat.predecessors[path] & set(left)]
         left = [path for path in left if path not in ready]
         calls = [(lambda path=path: _run(session, path, arrived)) for path in ready]  # type: ignore[misc]
-        for path, made in zip(ready, _at_once(calls, files), strict=True):
-            found[path] = made
-        for path in ready:
-            session.deliver(path, found[path], arrived)
+        made = dict(zip(ready, _at_once(calls, files), strict=True))
+        for path, (live, copies) in made.items():
+            found[path] = copies
+            session.deliver(path, live, arrived)
     return found
 
 
@@ -161,6 +170,11 @@ class _Baton:
 
         return start
 
+    def wait(self, number: int) -> None:
+        """Wait for the first turn."""
+        with self._condition:
+            self._condition.wait_for(lambda: self._turn == number or number not in self._alive, TURN_S)
+
     def _pass_on(self, number: int) -> None:
         with self._condition:
             if number not in self._alive or len(self._alive) < 2:
@@ -177,7 +191,7 @@ class _Baton:
             self._condition.notify_all()
 
 
-def _at_once(calls: Sequence[Callable[[], list[Piece]]], files: set[str]) -> list[list[Piece]]:
+def _at_once(calls: Sequence[Callable[[], Pieces]], files: set[str]) -> list[Pieces]:
     if len(calls) == 1:
         return [calls[0]()]
     baton = _Baton(len(calls), files)
@@ -186,6 +200,7 @@ def _at_once(calls: Sequence[Callable[[], list[Piece]]], files: set[str]) -> lis
 
     def work(number: int) -> None:
         gate.wait()
+        baton.wait(number)
         sys.settrace(baton.trace(number))
         try:
             results[number] = calls[number]()
@@ -226,7 +241,7 @@ class _Lazy:
         if piece is None:
             self.done = True
         else:
-            self.made.append(piece)
+            self.made.append(as_handed_over(self._turns.session.runners[self.path], piece))
         for flow, distributor in self._distributors.items():
             self.chunks[flow] += distributor.finish() if piece is None else distributor.push(piece)
 
@@ -290,5 +305,4 @@ def _interleaved(
     for path in [*dict.fromkeys(last), *reversed(turns.lazy)]:
         if path in turns.lazy:
             turns.lazy[path].finish()
-    # Compared as they were handed over: copied here would be too late for a producer that reuses its memory.
     return {path: lazy.made for path, lazy in turns.lazy.items()}

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from flashrt.bench.audit.files import FileUse, FileWatch
-from flashrt.bench.audit.values import digest, freeze, is_opaque, storages
+from flashrt.bench.audit.values import digest, freeze, is_opaque, storages, thaw
 from flashrt.clock import monotonic_ns
 from flashrt.ir import INPUT, OUTPUT, Dataflow, FlatProgram, Operation, OperationRunner
 from flashrt.ir.execute import Distributor, Piece
@@ -114,6 +114,24 @@ def travel(flow: Dataflow, pieces: Sequence[Piece]) -> list[Any]:
     """Return the chunks that arrive at the other end of `flow`."""
     distributor = Distributor(flow)
     return [chunk for piece in pieces for chunk in distributor.push(piece)] + distributor.finish()
+
+
+def run_pieces(
+    runner: OperationRunner, values: Mapping[str, Any], first: Mapping[str, Any]
+) -> tuple[list[Piece], list[Piece]]:
+    """Run a call; return its pieces as others get them, and as they were when each was handed over."""
+    live, copies = [], []
+    for piece in runner.run(values, first):
+        live.append(piece)
+        copies.append(as_handed_over(runner, piece))
+    return live, copies
+
+
+def as_handed_over(runner: OperationRunner, piece: Piece) -> Piece:
+    """Return a piece for comparing: a copy where the op goes on and could change it, else the piece itself."""
+    if runner.num_output_chunks == 1 and not runner.streamed_inputs:
+        return piece
+    return Piece(thaw(freeze({port: piece.outputs[port] for port in runner.needed})), piece.is_chunk)
 
 
 @dataclass

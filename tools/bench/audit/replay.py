@@ -20,7 +20,7 @@ from flashrt.bench.audit.files import put_back
 from flashrt.bench.audit.findings import Findings, Kind
 from flashrt.bench.audit.forks import ForkFailedError, in_fork, stream_from_fork
 from flashrt.bench.audit.places import find_places, fingerprints
-from flashrt.bench.audit.record import Arrived, CallRecord, ObservingView, Session, Tape, travel
+from flashrt.bench.audit.record import Arrived, CallRecord, ObservingView, Session, Tape, run_pieces, travel
 from flashrt.bench.audit.values import Difference, compare, digest, freeze, perturb, thaw
 from flashrt.ir import INPUT, FlatProgram, Operation, OperationRunner
 from flashrt.ir.execute import Piece
@@ -89,7 +89,7 @@ def run_alone(
     view = ObservingView(loaded.flat, operation, store)
     runner = OperationRunner(loaded.flat, operation, loaded.ops, store, view)
     values, first = gather(loaded.flat, runner, arrived_at(tape, batch, path))
-    pieces = list(runner.run(values, first))
+    _, pieces = run_pieces(runner, values, first)
     return outputs_differ(record, runner, pieces) or states_differ(tape, record, store)
 
 
@@ -213,7 +213,7 @@ def _alone(loaded: Loaded, tape: Tape, batch: int, path: str, prepare: Callable[
             loaded.flat, operation, loaded.ops, store, ObservingView(loaded.flat, operation, store)
         )
         values, first = gather(loaded.flat, runner, arrived_at(tape, batch, path))
-        pieces = list(runner.run(values, first))
+        _, pieces = run_pieces(runner, values, first)
         mark = digest([[piece.outputs[port] for port in sorted(runner.needed)] for piece in pieces] + [store])
         return outputs_differ(record, runner, pieces) or states_differ(tape, record, store), mark
 
@@ -224,27 +224,23 @@ def _alone(loaded: Loaded, tape: Tape, batch: int, path: str, prepare: Callable[
 
 
 def _explain(loaded: Loaded, tape: Tape, findings: Findings, suspect: _Suspect) -> None:
-    """Tell chance from memory; then find where the memory is."""
-    by_chance = False
-    target: tuple[int, str] | None = None
+    """Tell files from chance, and chance from memory; then find where the memory is."""
+    last = suspect.calls[-1]
+    files = _files_of(tape, last[1])
+    if files and _add_file(loaded, tape, findings, last, files):
+        return
     for batch, path in suspect.calls[:3]:
         first, again = _alone(loaded, tape, batch, path), _alone(loaded, tape, batch, path)
         if first[1] != again[1]:
             _add_chance(loaded, tape, findings, batch, path, suspect.differences[batch, path])
-            by_chance = True
-            break
-    if by_chance:
-        return
+            return
+    target: tuple[int, str] | None = None
     for batch, path in suspect.calls:
         difference, _ = _alone(loaded, tape, batch, path)
         if difference is not None and not difference.bits_only:
             target = (batch, path)
             break
-    chosen = target or suspect.calls[-1]
-    files = _files_of(tape, chosen[1])
-    if files and _add_file(loaded, tape, findings, chosen, files, suspect):
-        return
-    _add_hidden(loaded, tape, findings, suspect, chosen)
+    _add_hidden(loaded, tape, findings, suspect, target or last)
 
 
 def _files_of(tape: Tape, path: str) -> dict[str, bytes | None]:
@@ -259,7 +255,6 @@ def _add_file(
     findings: Findings,
     call: tuple[int, str],
     files: Mapping[str, bytes | None],
-    suspect: _Suspect,
 ) -> bool:
     for name, before in files.items():
         held = put_back(name, before)

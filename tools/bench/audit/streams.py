@@ -82,6 +82,14 @@ def _check_consumer(
     path = operation.path
     streaming = streaming_labels(findings.built)
     claims = [stream_claim(label) for flow in flows for label in flow.labels if label in streaming]
+    broken = [flow.source for flow in flows
+              if flow.source != INPUT and findings.has(findings.template(flow.source), ("shared-storage",))]  # fmt: skip
+    if broken:
+        why = f"'{broken[0]}' changes what it has handed over"
+        for claim in claims:
+            findings.claim(claim, UNCHECKED, why)
+        findings.skip(f"streaming into '{path}'", why)
+        return
     if any(flow.lookahead for flow in flows):
         _check_lookahead(loaded, tape, findings, operation, flows, batches)
         return
