@@ -32,14 +32,21 @@ def items(count: int = NUM_BATCHES) -> list[dict[str, Any]]:
 
 def audit_forked(folder: str, document: Mapping[str, Any], ops: str, start: bool) -> dict[str, Any]:
     """Audit a program in a fork of this process."""
+    (Path(folder) / "ops.py").write_text(ops)
+    return audit_folder(folder, document, items(), {}, start)
+
+
+def audit_folder(
+    folder: str, document: Mapping[str, Any], batches: list[dict[str, Any]], config: Mapping[str, Any], start: bool
+) -> dict[str, Any]:
+    """Audit a program whose ops lie in `folder`, in a fork of this process."""
     place = Path(folder)
-    (place / "ops.py").write_text(ops)
     (place / "program.json").write_text(json.dumps(document))
     files = place / "files"
     files.mkdir()
-    write_recording(files / "items.frec", items())
+    write_recording(files / "items.frec", batches)
     spec = {
-        "mode": "audit", "program": str(place / "program.json"), "folder": folder, "config": {},
+        "mode": "audit", "program": str(place / "program.json"), "folder": folder, "config": dict(config),
         "items": str(files / "items.frec"), "out": str(files / "inside.json"), "timeout_s": 60, "outputs": "",
         "other_process": start, "baseline": False, "parent": os.getpid(),
     }  # fmt: skip

@@ -236,7 +236,8 @@ LIES = (
 )  # fmt: skip
 
 HONEST = (
-    Case("pure"),
+    Case("pure", hints=("could-stream",)),
+    Case("looks-ahead-for-nothing", chunks=3, lookahead=1, v='return {"y": inputs["x"][:2] - 3}', hints=("lookahead-unused",)),
     Case("counter", u=COUNT, states=S, reads=READ, writes=WRITE),
     Case("table-made-when-needed", setup="table = {}",
          u='if "t" not in table: table["t"] = np.linspace(0, 1, 4, dtype=np.float32)\n'
