@@ -360,7 +360,7 @@ class Tools(PlannerTools):
     ) -> dict[str, Any]:
         """Refuse wrong arguments before a job is started."""
         self.workspace.program(program)
-        return self._check_systems(inputs=inputs, config=config)
+        return self._check_systems(inputs=inputs, devices=None, config=config)
 
     def profile_measure(
         self,
