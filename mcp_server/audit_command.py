@@ -71,7 +71,9 @@ def _degrees(text: str | None) -> list[int] | None:
     try:
         return [int(one) for one in text.split(",")]
     except ValueError:
-        raise input_error("option --degrees", "whole numbers, separated by commas, or none", text, "correct it") from None
+        raise input_error(
+            "option --degrees", "whole numbers, separated by commas, or none", text, "correct it"
+        ) from None
 
 
 def _print(console: Any, result: Mapping[str, Any]) -> None:
@@ -84,7 +86,9 @@ def _print(console: Any, result: Mapping[str, Any]) -> None:
             table.add_column(name, overflow="fold")
         for one in result["findings"]:
             evidence = one["evidence"]
-            seen = "; ".join(str(evidence[key]) for key in ("difference", "how", "place", "source") if evidence.get(key))
+            seen = "; ".join(
+                str(evidence[key]) for key in ("difference", "how", "place", "source") if evidence.get(key)
+            )
             level = one["severity"]
             table.add_row(
                 Text(level, COLOURS[level]), one["where"], one["kind"], Text(one["subject"]), Text(seen),
@@ -101,7 +105,9 @@ def _print(console: Any, result: Mapping[str, Any]) -> None:
     lines += [f"seen: {one['place']} ({one['kind']}): {one['says']}" for one in result["observed"]]
     lines += [f"note: {note}" for note in result["notes"]]
     counts = ", ".join(f"{count} {level}{'' if count == 1 else 's'}" for level, count in result["counts"].items())
-    lines.append(f"{counts} over {result['num_batches']} batches in {result['seconds']['all']:.0f} s; {result['audit']}")
+    lines.append(
+        f"{counts} over {result['num_batches']} batches in {result['seconds']['all']:.0f} s; {result['audit']}"
+    )
     lines.append(f"wrote {result['path']}")
     for line in lines:
         console.print(line, markup=False, highlight=False, soft_wrap=True)

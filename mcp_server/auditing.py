@@ -65,9 +65,7 @@ def _config_of(profile: Any) -> Mapping[str, Any] | None:
     return config if isinstance(config, Mapping) else None
 
 
-def _newest(
-    workspace: Workspace, built: BuiltProgram, config: Mapping[str, Any] | None
-) -> tuple[Audited, list[str]]:
+def _newest(workspace: Workspace, built: BuiltProgram, config: Mapping[str, Any] | None) -> tuple[Audited, list[str]]:
     """Return the newest audit that holds, or none and why the newest one does not."""
     why: list[str] = []
     for record in reversed(workspace.store.list_records("audit")):

@@ -37,8 +37,7 @@ TABLE: tuple[Tool, ...] = (
     Tool(
         "ir_audit",
         "Run a program over several batches and check what its document claims: undeclared and unused states, hidden "
-        "memory, inputs changed, streaming, order, chance, degrees. Each finding names evidence and the smallest change. "
-        "Job.",
+        "memory, inputs changed, streaming, order, chance, degrees. Findings name evidence and the repair. Job.",
         job=True,
     ),
     Tool(

@@ -72,9 +72,7 @@ class Case:
             nodes["w"] = node("w")
             edges += [edge("u.y", "w.x"), edge("w.y", "z")]
             outputs["z"] = {}
-        graphs: dict[str, Any] = {
-            "app": {"inputs": {"x": {}}, "outputs": outputs, "nodes": nodes, "edges": edges}
-        }
+        graphs: dict[str, Any] = {"app": {"inputs": {"x": {}}, "outputs": outputs, "nodes": nodes, "edges": edges}}
         if self.repeat:
             graphs["again"] = {
                 "repeat": {"times": self.repeat, "carry": {"y": "x"}}, "inputs": {"x": {}}, "outputs": {"y": {}},
@@ -160,7 +158,8 @@ LIES = (
          "        return {'y': inputs['x'] - 3 + (0 if old is None else old)}\n",
          setup="v_op = Op()", v='return v_op(inputs, state)', finds=(("hidden-attribute", "v", "kept"),)),
     Case("attribute-of-class", top="class Counter:\n    calls = 0\n",
-         u='Counter.calls += 1\nreturn {"y": inputs["x"] + Counter.calls}', finds=(("hidden-attribute", "u", "calls"),)),
+         u='Counter.calls += 1\nreturn {"y": inputs["x"] + Counter.calls}', finds=(("hidden-attribute", "u",
+         "calls"),)),
     Case("global", top="CALLS = 0\n", u='global CALLS\nCALLS += 1\nreturn {"y": inputs["x"] + CALLS}',
          finds=(("hidden-global", "u", "CALLS"),)),
     Case("global-from-u-to-v", top="KEPT = {}\n", u='KEPT["m"] = float(inputs["x"].mean())\n' + PLAIN_U,
@@ -173,7 +172,8 @@ LIES = (
          u=T + 'layer.memory.mul_(0.5).add_(x[0])\nreturn {"y": x + layer.memory}',
          finds=(("hidden-buffer", "u", "memory"),)),
     Case("parameter-of-module", torch=True, top=BUFFER, setup="layer = Layer()",
-         u=T + 'layer.weight.data.mul_(1.1)\nreturn {"y": x * layer.weight}', finds=(("hidden-buffer", "u", "weight"),)),
+         u=T + 'layer.weight.data.mul_(1.1)\nreturn {"y": x * layer.weight}', finds=(("hidden-buffer", "u",
+         "weight"),)),
     Case("torch-random", torch=True, u=T + 'return {"y": x + torch.rand(4)}', finds=(("hidden-random", "u", "torch"),)),
     Case("numpy-random", u='return {"y": inputs["x"] + np.random.rand(4)}', finds=(("hidden-random", "u", "NumPy"),)),
     Case("python-random", top="import random\n", u='return {"y": inputs["x"] + random.random()}',
@@ -183,7 +183,8 @@ LIES = (
     Case("torch-generator-in-closure", torch=True, setup="rng = torch.Generator().manual_seed(3)",
          u=T + 'return {"y": x + torch.rand(4, generator=rng)}', finds=(("hidden-random", "u", "rng"),)),
     Case("file", top="import pathlib\nFILE = pathlib.Path(__file__).with_name('kept.txt')\n",
-         u='n = int(FILE.read_text()) + 1 if FILE.exists() else 1\nFILE.write_text(str(n))\nreturn {"y": inputs["x"] + n}',
+         u='n = int(FILE.read_text()) + 1 if FILE.exists() else 1\nFILE.write_text(str(n))\n'
+           'return {"y": inputs["x"] + n}',
          finds=(("hidden-file", "u", "kept.txt"),)),
     Case("iterator-in-closure", setup="import itertools\nnumbers = itertools.count()",
          u='return {"y": inputs["x"] + next(numbers)}', finds=(("hidden-attribute", "u", "numbers"),)),
@@ -197,9 +198,11 @@ LIES = (
          u='s = start if state["s"] is None else state["s"]\ns += inputs["x"]\nstate["s"] = s\n'
            'return {"y": s.copy()}', states=S, reads=READ, writes=WRITE, finds=(("shared-storage", "u", "s"),)),
     Case("output-is-a-state", u='s = state["s"]\nif s is None: s = np.zeros((6, 4), np.float32)\ns += inputs["x"]\n'
-         'state["s"] = s\nreturn {"y": s}', states=S, reads=READ, writes=WRITE, finds=(("shared-storage", "u", "output"),)),
+         'state["s"] = s\nreturn {"y": s}', states=S, reads=READ, writes=WRITE, finds=(("shared-storage", "u",
+         "output"),)),
     Case("chunks-in-one-memory", chunks=3, setup="room = np.empty((2, 4), np.float32)",
-         u='def chunks():\n    for part in np.split(inputs["x"], 3):\n        room[:] = part\n        yield {"y": room}\n'
+         u='def chunks():\n    for part in np.split(inputs["x"], 3):\n        room[:] = part\n'
+           '        yield {"y": room}\n'
            'return chunks()', finds=(("shared-storage", "u", "output"),)),
     # What leaks from one iteration to the next.
     Case("iterations-share-a-closure", repeat=3, setup="last = [0.0]",
@@ -216,7 +219,8 @@ LIES = (
          finds=(("streaming-lookahead", "v", "u.y -> v.x"),)),
     Case("forgets-the-chunk-before", chunks=3, v='return {"y": np.cumsum(inputs["x"], axis=0)}',
          finds=(("streaming-differs", "v", "u.y -> v.x"),)),
-    Case("counts-calls-in-its-state", chunks=3, v='n = (state["s"] or 0) + 1\nstate["s"] = n\nreturn {"y": inputs["x"] + n}',
+    Case("counts-calls-in-its-state", chunks=3,
+         v='n = (state["s"] or 0) + 1\nstate["s"] = n\nreturn {"y": inputs["x"] + n}',
          states=S, reads={"v": ["s"]}, writes={"v": ["s"]}, finds=(("streaming-differs", "v", "u.y -> v.x"),)),
     # What depends on order, or on chance.
     Case("scratch-of-two", beside=True, top="SCRATCH = np.zeros((6, 4), np.float32)\n",
@@ -224,7 +228,8 @@ LIES = (
          w='SCRATCH[:] = -inputs["x"]\nfactor = 3\nreturn {"y": SCRATCH * factor}',
          finds=(("order-dependent", "v", "at once"),)),
     Case("order-of-two", beside=True, top="SEEN = []\n", v='SEEN.append("v")\nreturn {"y": inputs["x"] * 2}',
-         w='first = not SEEN\nSEEN.clear()\nreturn {"y": inputs["x"] + first}', finds=(("hidden-global", "w", "SEEN"),)),
+         w='first = not SEEN\nSEEN.clear()\nreturn {"y": inputs["x"] + first}', finds=(("hidden-global", "w",
+         "SEEN"),)),
     Case("clock", top="import time\n", u='return {"y": inputs["x"] + (time.time_ns() % 997)}',
          finds=(("nondeterministic", "u", "clock"),)),
     Case("entropy", top="import os\n", u='return {"y": inputs["x"] + os.urandom(2)[0]}',
@@ -237,7 +242,8 @@ LIES = (
 
 HONEST = (
     Case("pure", hints=("could-stream",)),
-    Case("looks-ahead-for-nothing", chunks=3, lookahead=1, v='return {"y": inputs["x"][:2] - 3}', hints=("lookahead-unused",)),
+    Case("looks-ahead-for-nothing", chunks=3, lookahead=1, v='return {"y": inputs["x"][:2] - 3}',
+         hints=("lookahead-unused",)),
     Case("counter", u=COUNT, states=S, reads=READ, writes=WRITE),
     Case("table-made-when-needed", setup="table = {}",
          u='if "t" not in table: table["t"] = np.linspace(0, 1, 4, dtype=np.float32)\n'
@@ -253,12 +259,14 @@ HONEST = (
     Case("cache-keyed-by-input", top="import functools\n@functools.lru_cache(8)\ndef slow(n):\n    return n + 1.0\n",
          u='return {"y": inputs["x"] + slow(int(abs(inputs["x"].sum()) * 10) % 3)}'),
     Case("counts-calls-for-nobody", top="CALLS = 0\n", u='global CALLS\nCALLS += 1\n' + PLAIN_U),
-    Case("statistics-in-attribute", top=BOX, setup="box = Box()", u='box.value += float(inputs["x"].sum())\n' + PLAIN_U),
+    Case("statistics-in-attribute", top=BOX, setup="box = Box()",
+         u='box.value += float(inputs["x"].sum())\n' + PLAIN_U),
     Case("workspace", setup="room = np.empty((6, 4), np.float32)",
          u='np.multiply(inputs["x"], 2, out=room)\nreturn {"y": room + 1}'),
     Case("workspace-of-torch", torch=True, setup="room = torch.empty(6, 4)",
          u=T + 'torch.mul(x, 2, out=room)\nreturn {"y": room + 1}'),
-    Case("generator-in-state", u='rng = np.random.default_rng(5)\nif state["s"] is not None: rng.bit_generator.state = state["s"]\n'
+    Case("generator-in-state",
+         u='rng = np.random.default_rng(5)\nif state["s"] is not None: rng.bit_generator.state = state["s"]\n'
          'noise = rng.standard_normal(4)\nstate["s"] = rng.bit_generator.state\nreturn {"y": inputs["x"] + noise}',
          states=S, reads=READ, writes=WRITE),
     Case("generator-object-in-state", u='rng = state["s"] if state["s"] is not None else np.random.default_rng(5)\n'
@@ -270,7 +278,8 @@ HONEST = (
     Case("torch-generator-object-in-state", torch=True,
          u=T + 'g = state["s"] if state["s"] is not None else torch.Generator().manual_seed(1)\nstate["s"] = g\n'
          'return {"y": x + torch.rand(4, generator=g)}', states=S, reads=READ, writes=WRITE),
-    Case("generator-seeded-in-each-call", u='rng = np.random.default_rng(7)\nreturn {"y": inputs["x"] + rng.standard_normal(4)}'),
+    Case("generator-seeded-in-each-call",
+         u='rng = np.random.default_rng(7)\nreturn {"y": inputs["x"] + rng.standard_normal(4)}'),
     Case("global-generator-put-back", u='before = np.random.get_state()\nnp.random.seed(3)\nnoise = np.random.rand(4)\n'
          'np.random.set_state(before)\nreturn {"y": inputs["x"] + noise}'),
     Case("chunks", chunks=3, u='return ({"y": part * 2} for part in np.split(inputs["x"], 3))'),
@@ -285,7 +294,8 @@ HONEST = (
     Case("looks-ahead-and-says-so", chunks=3, lookahead=1,
          v='x = inputs["x"]\nnext_ = x[2:4] if len(x) > 2 else x[:2]\nreturn {"y": x[:2] + next_}'),
     Case("kv-cache-in-place", torch=True, states=S, reads=READ, writes=WRITE,
-         u=T + 'kv = state["s"]\nif kv is None: kv = {"k": torch.zeros(8, 4), "n": 0}\nkv["k"][kv["n"] % 8] = x.sum(0)\n'
+         u=T + 'kv = state["s"]\nif kv is None: kv = {"k": torch.zeros(8, 4), "n": 0}\n'
+           'kv["k"][kv["n"] % 8] = x.sum(0)\n'
            'kv["n"] += 1\nstate["s"] = kv\nreturn {"y": x + kv["k"].sum(0)}'),
     Case("kv-cache-in-place-never-set-again", states=S, reads=READ, writes=WRITE,
          u='if state["s"] is None: state["s"] = np.zeros((8, 4))\nkv = state["s"]\nkv[:-1] = kv[1:].copy()\n'
@@ -300,8 +310,10 @@ HONEST = (
            'return {"y": inputs["x"] + tables[key]}'),
     Case("start-value-shared-and-never-changed", repeat=2, states={"s": {"per": "iteration"}}, reads=READ, writes=WRITE,
          setup="start = np.zeros((6, 4), np.float32)",
-         u='s = start if state["s"] is None else state["s"]\nstate["s"] = s + inputs["x"]\nreturn {"y": inputs["x"] + s}'),
-    Case("two-states-one-value-never-changed", states={"a": {}, "b": {}}, reads={"u": ["a", "b"]}, writes={"u": ["a", "b"]},
+         u='s = start if state["s"] is None else state["s"]\nstate["s"] = s + inputs["x"]\n'
+           'return {"y": inputs["x"] + s}'),
+    Case("two-states-one-value-never-changed", states={"a": {}, "b": {}}, reads={"u": ["a", "b"]}, writes={"u": ["a",
+         "b"]},
          u='old = (0 if state["a"] is None else state["a"], 0 if state["b"] is None else state["b"])\n'
            'state["a"] = state["b"] = inputs["x"].copy()\nreturn {"y": inputs["x"] + old[0] + old[1]}'),
     Case("written-now-and-then", states=S, reads=READ, writes=WRITE,
@@ -309,13 +321,16 @@ HONEST = (
     Case("written-in-the-first-batch", states=S, reads=READ, writes=WRITE,
          u='if state["s"] is None: state["s"] = inputs["x"].mean()\nreturn {"y": inputs["x"] - state["s"]}'),
     Case("whole-state-written-in-place", states=S, writes=WRITE, reads={"v": ["s"]},
-         u='b = state["s"]\nif b is None: b = state["s"] = np.zeros((6, 4), np.float32)\nb[:] = inputs["x"]\n' + PLAIN_U,
+         u='b = state["s"]\nif b is None: b = state["s"] = np.zeros((6, 4), np.float32)\nb[:] = inputs["x"]\n'
+           '' + PLAIN_U,
          v='return {"y": inputs["x"] + state["s"]}'),
     Case("view-of-the-input", u='return {"y": inputs["x"][::-1]}'),
     Case("the-input-itself", u='return {"y": inputs["x"]}'),
-    Case("view-of-torch", torch=True, u='return {"y": torch.as_tensor(inputs["x"]).T}', v='return {"y": inputs["x"] - 3}'),
+    Case("view-of-torch", torch=True, u='return {"y": torch.as_tensor(inputs["x"]).T}',
+         v='return {"y": inputs["x"] - 3}'),
     Case("beside", beside=True), Case("beside-with-own-scratch", beside=True, setup="a = np.zeros(4)\nb = np.zeros(4)",
-         v='a[:] = inputs["x"][0]\nreturn {"y": inputs["x"] + a}', w='b[:] = inputs["x"][1]\nreturn {"y": inputs["x"] + b}'),
+         v='a[:] = inputs["x"][0]\nreturn {"y": inputs["x"] + a}',
+         w='b[:] = inputs["x"][1]\nreturn {"y": inputs["x"] + b}'),
     Case("beside-reading-one-state", beside=True, states=S, writes=WRITE, reads={"v": ["s"], "w": ["s"]},
          u='state["s"] = inputs["x"].mean()\n' + PLAIN_U, v='return {"y": inputs["x"] + state["s"]}',
          w='return {"y": inputs["x"] - state["s"]}'),
@@ -325,12 +340,14 @@ HONEST = (
          u='if not FILE.exists(): np.save(FILE, np.arange(4))\nreturn {"y": inputs["x"] + np.load(FILE)}',
          hints=("file-written",)),
     Case("weights-read-late", top="import pathlib\nFILE = pathlib.Path(__file__)\n", setup="kept = {}",
-         u='if "n" not in kept: kept["n"] = len(FILE.read_text()) % 7\nreturn {"y": inputs["x"] + kept["n"]}', start=True),
+         u='if "n" not in kept: kept["n"] = len(FILE.read_text()) % 7\nreturn {"y": inputs["x"] + kept["n"]}',
+         start=True),
     Case("module-in-training-mode", torch=True, setup="norm = torch.nn.BatchNorm1d(4)",
          u=T + 'with torch.no_grad(): return {"y": norm(x)}'),
     Case("weights-seeded", start=True, setup="weights = np.random.default_rng(0).random(4)",
          u='return {"y": inputs["x"] * weights}'),
     Case("clock-for-nobody", top="import time\n", setup="spent = []",
          u='begun = time.time()\ny = inputs["x"] * 2\nspent.append(time.time() - begun)\nreturn {"y": y}'),
-    Case("text-and-numbers", u='return {"y": [float(n) for n in inputs["x"].sum(1)]}', v='return {"y": [n + 1 for n in inputs["x"]]}'),
+    Case("text-and-numbers", u='return {"y": [float(n) for n in inputs["x"].sum(1)]}',
+         v='return {"y": [n + 1 for n in inputs["x"]]}'),
 )  # fmt: skip

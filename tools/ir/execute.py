@@ -197,7 +197,7 @@ class OperationRunner:
             Along which what one call yields in several pieces is joined; default: the document's.
         """
         values = self._with_initial(inputs, prologue_inputs)
-        found = []
+        found: list[Outputs] = []
         for number in range(max((len(chunks) for chunks in cut.values()), default=1)):
             result = self._invoke(self._call, {**values, **{port: chunks[number] for port, chunks in cut.items()}})
             parts = [result] if isinstance(result, Mapping) else list(result)

@@ -2,8 +2,8 @@
 
 The door to this folder: `audit_program`. It starts a process (`host`) that loads the ops and never runs them itself:
 everything runs in forks of it. One fork runs the program observed (`record`); the others repeat recorded calls alone
-(`replay`), on whole values and changed chunks (`streams`), and in other orders (`orders`). What differs was kept outside
-the declared states, and `places` finds where.
+(`replay`), on whole values and changed chunks (`streams`), and in other orders (`orders`). What differs was kept
+outside the declared states, and `places` finds where.
 """
 
 from flashrt.bench.audit.findings import KINDS

@@ -1,4 +1,4 @@
-"""Which files an op writes and reads while it runs, told by Python's own audit events and by what lies in the folder."""
+"""Which files an op writes and reads while it runs, told by Python's audit events and by what lies in the folder."""
 
 from __future__ import annotations
 

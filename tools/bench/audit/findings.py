@@ -57,7 +57,7 @@ class AuditFinding:
     evidence: dict[str, Any]
     fix: str
     edit: dict[str, Any] | None = None
-    """The same change for a program: graph, node or edge, and what to add, remove or set; None: the op has to change."""
+    """The change, machine-readable: graph, node or edge, what to add, remove or set; None: the op has to change."""
 
     @property
     def severity(self) -> Severity:

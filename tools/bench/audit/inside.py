@@ -119,7 +119,7 @@ def _observe(loaded: Loaded, watch: FileWatch, items: Sequence[Mapping[str, Any]
     if tape.num_batches < len(items):
         findings.skip(
             f"batches {tape.num_batches} to {len(items) - 1}",
-            f"their values are more than {MAX_KEPT_BYTES >> 20} MiB together; ask for fewer, or a smaller configuration",
+            f"their values are more than {MAX_KEPT_BYTES >> 20} MiB together; ask for fewer, or smaller ones",
         )
     return tape
 
@@ -266,11 +266,12 @@ def _unused(built: BuiltProgram, tape: Tape, findings: Findings) -> None:
                 initial = next((p for p in first.prologues if key in (p.reads if verb == "read" else p.writes)), None)
                 holder = f"'initial' of port '{initial.graph_port}'" if initial else f"node '{node.name}'"
                 edit = None if initial else {"remove": {f"{verb}s": [key]}}
+                done = "read" if verb == "read" else "written"
                 findings.add(
                     "unused-read" if verb == "read" else "unused-write", first.path, key,
-                    f"remove '{key}' from '{verb}s' of {holder}, if it is never {'read' if verb == 'read' else 'written'}",
+                    f"remove '{key}' from '{verb}s' of {holder}, if it is never {done}",
                     edit, batches=tape.num_batches, calls=len(calls),
-                    how=f"declared, and not {'read' if verb == 'read' else 'written'} in any call",
+                    how=f"declared, and not {done} in any call",
                 )  # fmt: skip
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -50,10 +51,11 @@ def check_orders(loaded: Loaded, tape: Tape, findings: Findings, num_batches: in
             around = {template[one] for one in (*others, *loaded.flat.predecessors[path])}
             if findings.has(template[path], _ELSEWHERE) or any(findings.has(one, _IN_PLACE) for one in around):
                 continue
+            beside = " and ".join(f"'{findings.node(one).name}'" for one in others[:2]) or "the rest"
             findings.add(
                 "order-dependent", path, how,
-                f"keep what they share in a state that both nodes declare, or add an edge that orders "
-                f"'{findings.node(path).name}' and {' and '.join(findings.node(o).name for o in others[:2]) or 'the rest'}",
+                "keep what they share in a state that both nodes declare, or add an edge that orders "
+                f"'{findings.node(path).name}' and {beside}",
                 difference=difference, beside=others, batches=num_batches,
             )  # fmt: skip
     bad = {path for how, found in wrong.items() for path in found if how != "taking turns, chunk by chunk"}
@@ -142,7 +144,7 @@ def _concurrent(
     while left:
         ready = [path for path in left if not loaded.flat.predecessors[path] & set(left)]
         left = [path for path in left if path not in ready]
-        calls = [(lambda path=path: _run(session, path, arrived)) for path in ready]  # type: ignore[misc]
+        calls = [functools.partial(_run, session, path, arrived) for path in ready]
         made = dict(zip(ready, _at_once(calls, files), strict=True))
         for path, (live, copies) in made.items():
             found[path] = copies
@@ -266,15 +268,15 @@ class _Turns:
             if before.path in flat.predecessors[path] and _take_turns(before, flat.by_path[path]):
                 self.lazy[before.path].finish()
         runner = self.session.runners[path]
-        values, first = {}, {}
+        values: dict[str, Any] = {}
         for flow in flat.incoming.get(path, ()):
-            if flow.source in self.lazy:
-                if flow.target_port not in runner.streamed_inputs or flow.prologue:
-                    self.lazy[flow.source].finish()
-                    self._arrived[flow] = self.lazy[flow.source].chunks[flow]
-        for flow in flat.incoming.get(path, ()):
-            if flow.target_port in runner.streamed_inputs and not flow.prologue and flow.source in self.lazy:
+            if flow.source not in self.lazy:
+                continue
+            if flow.target_port in runner.streamed_inputs and not flow.prologue:
                 values[flow.target_port] = self._pull(self.lazy[flow.source], flow)
+            else:
+                self.lazy[flow.source].finish()
+                self._arrived[flow] = self.lazy[flow.source].chunks[flow]
         known = {flow: chunks for flow, chunks in self._arrived.items() if flow.target == path}
         waiting = [flow for flow in flat.incoming.get(path, ()) if flow not in known]
         whole, first = gather(flat, runner, {**known, **{flow: [None] for flow in waiting}})

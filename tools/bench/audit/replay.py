@@ -6,6 +6,7 @@ behind is there: no attribute, global, buffer, generator.
 
 from __future__ import annotations
 
+import functools
 import os
 import random
 import sys
@@ -15,6 +16,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from flashrt.bench.audit.files import put_back
 from flashrt.bench.audit.findings import Findings, Kind
@@ -147,7 +150,7 @@ def replay(loaded: Loaded, tape: Tape, findings: Findings) -> None:
     order = [operation.path for operation in loaded.flat.operations]
     for batch in range(tape.num_batches):
         try:
-            found = in_fork(lambda batch=batch: _replay_batch(loaded, tape, batch), loaded.timeout_s)  # type: ignore[misc]
+            found = in_fork(functools.partial(_replay_batch, loaded, tape, batch), loaded.timeout_s)
         except ForkFailedError as error:
             findings.skip(f"replay of batch {batch}", str(error))
             continue
@@ -306,14 +309,14 @@ def _fix_entropy() -> None:
     random.seed(1)
     seed = random.Random(5)
     random.SystemRandom.random = lambda self: seed.random()  # type: ignore[method-assign]
-    sys.modules["numpy"].random.seed(1)
-    torch = sys.modules.get("torch")
+    np.random.seed(1)
+    torch: Any = sys.modules.get("torch")
     if torch is not None:
         torch.seed = lambda: torch.manual_seed(1) and 1
 
 
 def _same_process() -> None:
-    os.getpid = lambda: 4242  # type: ignore[assignment]
+    os.getpid = lambda: 4242
 
 
 SOURCES: Mapping[str, Callable[[], None]] = {
@@ -396,7 +399,7 @@ def _add_hidden(loaded: Loaded, tape: Tape, findings: Findings, suspect: _Suspec
         findings.skip(f"where '{path}' keeps what it remembers", str(error))
         changes = []
     own = findings.node(path).template
-    writes_here = {name for name in (loaded.flat.by_path[p].template for _, p in suspect.calls)}
+    writes_here = {loaded.flat.by_path[one].template for _, one in suspect.calls}
     # What this node itself, or its op, was seen to change comes first; generators last, they change with much else.
     changes.sort(key=lambda change: (
         change.kind == "random", not any(loaded.flat.by_path[w].template in writes_here for w in change.writers)
@@ -411,7 +414,7 @@ def _add_hidden(loaded: Loaded, tape: Tape, findings: Findings, suspect: _Suspec
     leak = batch == 0 and bool(loaded.flat.by_path[path].iteration) and any(
         loaded.flat.by_path[writer].template == own for change in causes for writer in change.writers
     )  # fmt: skip
-    evidence = {
+    evidence: dict[str, Any] = {
         "difference": suspect.differences[call], "batch": batch, "batches": tape.num_batches,
         "how": "alone from its declared states and inputs, in a process where nothing else ran, the call gives "
                "something else",
@@ -476,7 +479,8 @@ def find_old_reads(loaded: Loaded, tape: Tape, findings: Findings) -> None:
             seen.add((operation.template, key))
             node = findings.node(path)
             findings.add(
-                "reads-old-value", path, key, f"add '{key}' to 'reads' of node '{node.name}'", {"add": {"reads": [key]}},
+                "reads-old-value", path, key, f"add '{key}' to 'reads' of node '{node.name}'",
+                {"add": {"reads": [key]}},
                 batch=batch, difference=difference,
                 how="with another value in the state before the call, the call gives something else",
             )  # fmt: skip

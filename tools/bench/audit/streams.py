@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -58,8 +59,8 @@ def _consumers(loaded: Loaded, findings: Findings) -> list[Operation]:
     chosen: dict[str, list[Operation]] = {}
     for operation in loaded.flat.operations:
         chosen.setdefault(findings.template(operation.path), []).append(operation)
-    return [one for same in chosen.values() for one in dict.fromkeys((same[0].path, same[-1].path))
-            for one in [loaded.flat.by_path[one]]]  # fmt: skip
+    paths = [path for same in chosen.values() for path in dict.fromkeys((same[0].path, same[-1].path))]
+    return [loaded.flat.by_path[path] for path in paths]
 
 
 def check_streams(loaded: Loaded, tape: Tape, findings: Findings, batches: Sequence[int]) -> None:
@@ -82,8 +83,8 @@ def _check_consumer(
     path = operation.path
     streaming = streaming_labels(findings.built)
     claims = [stream_claim(label) for flow in flows for label in flow.labels if label in streaming]
-    broken = [flow.source for flow in flows
-              if flow.source != INPUT and findings.has(findings.template(flow.source), ("shared-storage",))]  # fmt: skip
+    sources = [flow.source for flow in flows if flow.source != INPUT]
+    broken = [source for source in sources if findings.has(findings.template(source), ("shared-storage",))]
     if broken:
         why = f"'{broken[0]}' changes what it has handed over"
         for claim in claims:
@@ -95,7 +96,7 @@ def _check_consumer(
         return
     for batch in batches:
         try:
-            told = in_fork(lambda batch=batch: _whole_differs(loaded, tape, batch, path), loaded.timeout_s)  # type: ignore[misc]
+            told = in_fork(functools.partial(_whole_differs, loaded, tape, batch, path), loaded.timeout_s)
         except (ForkFailedError, LookupError) as error:
             for claim in claims:
                 findings.claim(claim, UNCHECKED, f"'{path}' cannot work on the whole: {error}"[:300])
@@ -170,7 +171,7 @@ def _whole_differs(loaded: Loaded, tape: Tape, batch: int, path: str) -> tuple[s
             given = {**case.whole, port: join(changed, case.runner.streamed_inputs[port].axis)}
             try:
                 other = _joined(case.runner, case.runner.run_cut(given, {}, case.first), axis)
-            except Exception:  # noqa: BLE001, S112 - user code may refuse a strange value; another chunk may do
+            except Exception:  # noqa: BLE001 - user code may refuse a strange value; another chunk may do
                 continue
             first = _first_changed(whole, other, sizes, axis)
             if first is not None and first < late:
@@ -226,7 +227,7 @@ def _check_lookahead(
             continue
         try:
             used = any(
-                in_fork(lambda b=batch, f=flow: _uses_window(loaded, tape, b, path, f), loaded.timeout_s)  # type: ignore[misc]
+                in_fork(functools.partial(_uses_window, loaded, tape, batch, path, flow), loaded.timeout_s)
                 for batch in batches
             )
         except (ForkFailedError, LookupError) as error:
@@ -236,7 +237,7 @@ def _check_lookahead(
             label = flow.labels[-1]
             graph = next((p.graph for p in find_edges(findings.built) if p.edge.label == label), "")
             findings.add(
-                "lookahead-unused", path, label, f"write lookahead: 0 on edge '{label}': the first output comes earlier",
+                "lookahead-unused", path, label, f"write lookahead: 0 on edge '{label}', so that outputs come earlier",
                 {"edge": label, "graph": graph, "set": {"lookahead": 0}}, declared=flow.lookahead,
                 batches=len(batches), how="changing the later chunks of each window changed no output",
             )  # fmt: skip
@@ -274,8 +275,8 @@ def find_streamable(loaded: Loaded, tape: Tape, findings: Findings, batches: Seq
         tries = [list(ports)] + ([[port] for port in ports] if len(ports) > 1 else [])
         for chosen in tries[:HINT_CHUNKS]:
             try:
-                counts = [in_fork(lambda b=b, c=chosen: _in_chunks(loaded, tape, b, path, c), loaded.timeout_s)  # type: ignore[misc]
-                          for b in batches]  # fmt: skip
+                counts = [in_fork(functools.partial(_in_chunks, loaded, tape, batch, path, chosen), loaded.timeout_s)
+                          for batch in batches]  # fmt: skip
             except (ForkFailedError, LookupError):
                 # An op that refuses chunks needs the whole: that is what the document says.
                 continue

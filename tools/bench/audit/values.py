@@ -37,7 +37,8 @@ def tensor_bytes(tensor: Any) -> memoryview:
     """Return the bits of a dense tensor in the order of its elements."""
     torch = sys.modules["torch"]
     flat = tensor.detach().resolve_conj().resolve_neg().cpu().contiguous().reshape(-1)
-    return memoryview(flat.view(torch.uint8).numpy() if flat.numel() else np.empty(0, np.uint8))
+    data: Any = flat.view(torch.uint8).numpy() if flat.numel() else np.empty(0, np.uint8)
+    return memoryview(data)
 
 
 class _Digest:
@@ -282,8 +283,12 @@ def _compare_arrays(a: Any, b: Any, place: str) -> Difference | None:
 
 def perturb(value: Any, seed: int = 1) -> Any:
     """Return a value of the same form with other content; what has no other content comes back as it is."""
-    if value is None or isinstance(value, str | bytes):
-        return value if value is None else (value[::-1] if value != value[::-1] else value + value[:1])
+    if value is None:
+        return value
+    if isinstance(value, str):
+        return value[::-1] if value != value[::-1] else value + value[:1]
+    if isinstance(value, bytes):
+        return value[::-1] if value != value[::-1] else value + value[:1]
     if isinstance(value, bool):
         return not value
     if isinstance(value, int):
