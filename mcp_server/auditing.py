@@ -164,4 +164,7 @@ def deployment_claims(built: BuiltProgram, path: Path) -> tuple[str, ...]:
     setting = Setting(frozenset(frozenset(block) for block in blocks.values()), degrees, streamed)
     opaque = {f"degree:{one.template}@{n}" for one in built.flat.operations if one.opaque for n in one.degrees}
     found = claims_of_setting(built, placement.devices, setting)
-    return tuple(claim for claim in found if claim not in opaque)
+    template = {one.path: one.template for one in built.flat.operations}
+    timing = tuple(f"event:{template[name]}" for name in sorted(placement.asynchronous))
+    tiles = tuple(f"tiles:{name}@{count}" for name, count in placement.document.tiles.items())
+    return (*(claim for claim in found if claim not in opaque), *timing, *tiles)

@@ -8,8 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
-from .auditing import audit_forked, auditors
+from flashrt.ir import load_function
+from tests.runtime.programs import ProgramMaker
+
+from .auditing import audit_folder, audit_forked, auditors
 from .programs import HONEST, LIES, Case
 
 
@@ -52,6 +56,16 @@ def test_an_honest_program_is_not_accused(pools: dict[bool, ProcessPoolExecutor]
     assert set(case.hints) <= {kind for kind, _, _ in told(result, "hint")}
     states = {name: status for name, (status, _) in result["claims"].items() if name.startswith("states:")}
     assert set(states.values()) == {"confirmed"}, result["claims"]
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_random_programs_are_not_accused(pools: dict[bool, ProcessPoolExecutor], seed: int, tmp_path: Path) -> None:
+    ProgramMaker(seed).make(tmp_path)
+    document = yaml.safe_load((tmp_path / "program.yaml").read_text())
+    batches = list(load_function(tmp_path / "inputs.py", "batches")(seed, 4))
+    result = pools[False].submit(audit_folder, str(tmp_path), document, batches, {}, False).result(timeout=120)
+    assert told(result, "error", "warning") == [], result["findings"]
+    assert {status for status, _ in result["claims"].values()} <= {"confirmed"}
 
 
 def test_there_are_forty_of_each() -> None:

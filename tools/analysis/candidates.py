@@ -128,8 +128,8 @@ def find_candidates(
 def _resting(built: BuiltProgram, proposal: Proposal, candidate: Candidate, audited: Audited) -> Candidate:
     """Return a candidate with the claims that it rests on."""
     claims = claims_of_setting(built, proposal.operations, proposal.setting)
-    if "tile" in (proposal.transformation, *proposal.parts) and proposal.program_change:
-        claims += tuple(f"tiles:{target}" for target in proposal.targets)
+    if proposal.transformation == "tile" and proposal.program_change:
+        claims += tuple(f"tiles:{target}@{proposal.program_change['tiles']}" for target in proposal.targets)
     open_ones = {claim: audited.status(claim) for claim in claims if not audited.confirms([claim])}
     return replace(candidate, rests_on=claims, unaudited=open_ones)
 

@@ -14,6 +14,7 @@ from contextlib import suppress
 from typing import Any
 
 from flashrt.clock import monotonic_ns
+from flashrt.runtime.lifeline import die_with_parent
 
 HEAD = struct.Struct("<Q")
 Send = Callable[[Any], None]
@@ -84,6 +85,7 @@ def stream_from_fork(work: Callable[[Send], None], timeout_s: float) -> Iterator
 
 def _work_in_child(work: Callable[[Send], None], writing: int) -> None:
     code = 1
+    die_with_parent(os.getppid())
     try:
         torch = sys.modules.get("torch")
         if torch is not None:
