@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import multiprocessing
 import os
+import sys
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
@@ -67,11 +68,16 @@ def warm(torch: bool) -> None:
 @contextmanager
 def auditors(torch: bool) -> Iterator[ProcessPoolExecutor]:
     """Give a pool of one process that audits; with the settings that systems run with."""
-    before = dict(os.environ)
+    before, path = dict(os.environ), list(sys.path)
     os.environ.update(SETTINGS)
+    # A test that ran the command line in this process may have taken the checkout's folder away.
+    sys.path.insert(0, str(Path(__file__).parents[2]))
     try:
-        with ProcessPoolExecutor(1, multiprocessing.get_context("spawn"), warm, (torch,)) as pool:
+        with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
+            pool.submit(warm, torch).result(timeout=120)
+            sys.path[:] = path
             yield pool
     finally:
+        sys.path[:] = path
         os.environ.clear()
         os.environ.update(before)
