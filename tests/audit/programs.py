@@ -188,6 +188,8 @@ LIES = (
          finds=(("hidden-file", "u", "kept.txt"),)),
     Case("iterator-in-closure", setup="import itertools\nnumbers = itertools.count()",
          u='return {"y": inputs["x"] + next(numbers)}', finds=(("hidden-attribute", "u", "numbers"),)),
+    Case("attribute-of-the-state-view", u='state.n = getattr(state, "n", 0) + 1\nreturn {"y": inputs["x"] + state.n}',
+         finds=(("hidden-unknown", "u", "not found"),)),
     # What is shared.
     Case("two-states-one-memory", u='m = inputs["x"].copy()\nif state["a"] is None: state["a"] = state["b"] = m\n'
          'state["a"] += 1\nreturn {"y": inputs["x"] + state["a"]}',

@@ -116,7 +116,7 @@ def test_every_kind_of_finding_has_a_program_that_shows_it() -> None:
     shown = {kind for case in programs.LIES for kind, _, _ in case.finds}
     shown |= {kind for case in programs.HONEST for kind in case.hints}
     shown |= {kind for lie in test_applications.LIES if lie.app == "skeleton" for kind, _, _ in lie.finds}
-    assert set(KINDS) - shown == {"degree-differs", "hidden-unknown"}
+    assert set(KINDS) - shown == {"degree-differs"}
 
 
 def test_the_command_prints_findings_with_their_repair(tmp_path: Path) -> None:

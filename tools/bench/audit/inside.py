@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -373,8 +372,3 @@ def first_differing(loaded: Loaded, tape: Tape, calls: Sequence[PlainCall]) -> t
         if found is not None and not found.bits_only:
             return call.path, call.batch, str(found)
     return None
-
-
-def has_torch() -> bool:
-    """Return whether the ops use torch."""
-    return "torch" in sys.modules
