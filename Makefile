@@ -71,6 +71,7 @@ bench: setup
 	$(BIN)/python benchmarks/planned.py
 	$(BIN)/python benchmarks/serving.py
 	$(BIN)/python benchmarks/elastic.py
+	$(BIN)/python benchmarks/audit.py
 	$(BIN)/python benchmarks/harness.py --compare --quick
 
 soak: setup

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from flashrt import __version__
 from flashrt.errors import FlashrtError
+from flashrt.mcp_server.audit_command import add_audit
 from flashrt.mcp_server.elastic_command import add_elastic
 from flashrt.mcp_server.plan_command import add_plan
 from flashrt.mcp_server.serving_command import add_plan_serving
@@ -86,6 +87,7 @@ def build_parser() -> argparse.ArgumentParser:
     deploy.add_argument("--trace", type=Path, metavar="FILE", help="write a Perfetto trace of what was done")
     _add_workspace(deploy)
 
+    _add_workspace(add_audit(commands))
     _add_workspace(add_plan(commands))
     _add_workspace(add_plan_serving(commands))
     for action in add_elastic(commands):
@@ -138,6 +140,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 
             given = {key: value for key, value in vars(options).items() if key != "command"}
             return run_deploy(DeployOptions(**given))
+        if options.command == "audit":
+            from flashrt.mcp_server.audit_command import run_audit
+
+            return run_audit(options)
         if options.command == "plan":
             from flashrt.mcp_server.plan_command import run_plan
 

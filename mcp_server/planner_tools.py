@@ -9,6 +9,9 @@ from pydantic import Field, StrictInt
 from flashrt.mcp_server.workspace import Workspace
 
 ProgramArgument = Annotated[str, Field(description="Id from ir_build (prog-…), or path of a program document")]
+RequireAuditArgument = Annotated[
+    bool, Field(description="Refuse unless ir_audit has confirmed every claim that it rests on")
+]
 
 
 class PlannerTools:
@@ -68,6 +71,7 @@ class PlannerTools:
                 ge=0, lt=1, description="Points that gain less (a share) are left out, and listed; 0: the whole front"
             ),
         ] = 0.005,
+        require_audit: RequireAuditArgument = False,
     ) -> dict[str, Any]:
         """Refuse wrong arguments before a job is started."""
         from flashrt.mcp_server.planning import read_question
@@ -77,6 +81,7 @@ class PlannerTools:
             "time_limit_s": time_limit_s, "max_period_ms": max_period_ms, "min_fps": min_fps,
             "max_latency_ms": max_latency_ms, "memory_bytes": memory_bytes, "islands": islands, "overlap": overlap,
             "max_stagger": max_stagger, "split_states": split_states, "min_gain": min_gain,
+            "require_audit": require_audit,
         })  # fmt: skip
         return {}
 

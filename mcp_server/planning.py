@@ -27,6 +27,7 @@ from flashrt.analysis.search.resolve import resolve_request
 from flashrt.errors import Finding, InputError
 from flashrt.gpu.devices import device_name
 from flashrt.ir import BuiltProgram, Frozen, validate
+from flashrt.mcp_server.auditing import require_audited
 from flashrt.mcp_server.devices import DevicesToPlan, devices_to_plan
 from flashrt.mcp_server.workspace import Workspace
 
@@ -112,6 +113,8 @@ def read_question(workspace: Workspace, arguments: Mapping[str, Any]) -> Questio
         # Else the search is asked: it tries which changes would help before it names them.
     if findings or built is None or devices is None or found is None:
         raise _as_asked(InputError(list(dict.fromkeys(findings))))
+    if arguments.get("require_audit"):
+        require_audited(workspace, built, found[0], devices.num_devices, f"{TOOL}, argument 'program'")
     notes = [*devices.notes, *_profile_notes(found[0], devices)]
     if built.program.ops is None:
         notes.append("the program names no 'ops': its deployments can be planned, and run once it does")

@@ -35,6 +35,12 @@ TABLE: tuple[Tool, ...] = (
         job=True,
     ),
     Tool(
+        "ir_audit",
+        "Run a program over several batches and check what its document claims: undeclared and unused states, hidden "
+        "memory, inputs changed, streaming, order, chance, degrees. Findings name evidence and the repair. Job.",
+        job=True,
+    ),
+    Tool(
         "analyze",
         "Dependencies, parallel groups, streaming edges and candidates (every transformation with its legality). With "
         "profile and deployment: exact period, offset and latency with critical cycle and path. seed_queue fills the "

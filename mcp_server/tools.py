@@ -9,7 +9,7 @@ from pydantic import Field
 
 from flashrt.errors import Finding, InputError, input_error, listed
 from flashrt.mcp_server.devices import device_names
-from flashrt.mcp_server.planner_tools import PlannerTools
+from flashrt.mcp_server.planner_tools import PlannerTools, RequireAuditArgument
 
 if TYPE_CHECKING:
     from flashrt.bench.settings import RunSettings
@@ -126,6 +126,7 @@ class Tools(PlannerTools):
     ) -> dict[str, Any]:
         """Analyse a program, and with profile and deployment what that deployment does."""
         from flashrt.analysis import analyze_program
+        from flashrt.mcp_server.auditing import find_audit
         from flashrt.variants.queue import VariantQueue
 
         built = self.workspace.program(program)
@@ -134,7 +135,7 @@ class Tools(PlannerTools):
             times, _ = self.workspace.document(profile, "profile", "argument 'profile'")
         if deployment is not None:
             placed, _ = self.workspace.document(deployment, "deployment", "argument 'deployment'")
-        result = analyze_program(built, times, placed)
+        result = analyze_program(built, times, placed, find_audit(self.workspace, built, times))
         if seed_queue:
             candidates = [self._rooted(candidate, program, built) for candidate in result["candidates"]]
             result["seeded"] = VariantQueue(self.workspace.store).seed(candidates, max_devices=max_devices).as_dict()
@@ -302,8 +303,13 @@ class Tools(PlannerTools):
         reason: Annotated[str | None, Field(max_length=MAX_WORDS, description="Why it is removed")] = None,
         ranks: Annotated[dict[str, float] | None, Field(description="New ranks of pending variants")] = None,
         system: Annotated[str | None, Field(description="The variant's system, if it was not said")] = None,
+        require_audit: RequireAuditArgument = False,
     ) -> dict[str, Any]:
         """Decide a variant."""
+        if require_audit and state == "measured":
+            from flashrt.mcp_server.auditing import require_audited_variant
+
+            require_audited_variant(self.workspace, self._queue(), variant, system)
         return self._queue().update(
             variant, state, equivalence=equivalence, run=run, reason=reason, ranks=ranks, system=system
         ).as_dict()  # fmt: skip
@@ -339,6 +345,22 @@ class Tools(PlannerTools):
         self.workspace.program(program)
         Tolerance.parse(tolerance)
         return self._check_systems(baseline=baseline, inputs=inputs, devices=devices, config=config)
+
+    def ir_audit(
+        self,
+        program: ProgramArgument,
+        inputs: InputsArgument,
+        count: Annotated[int, Field(ge=3, le=256, description="Batches")] = 6,
+        degrees: Annotated[
+            list[int] | None, Field(description="Degrees to run; default: the declared ones up to 4; []: none")
+        ] = None,
+        seed: Annotated[int | None, Field(ge=0, description="Of the inputs; default: new")] = None,
+        config: ConfigArgument = None,
+        timeout_s: TimeoutArgument = None,
+    ) -> dict[str, Any]:
+        """Refuse wrong arguments before a job is started."""
+        self.workspace.program(program)
+        return self._check_systems(inputs=inputs, devices=None, config=config)
 
     def profile_measure(
         self,

@@ -2,11 +2,13 @@
 
 The door to this folder: `analyze_program` for the whole result of the tool ``analyze``; `read_profile`,
 `read_deployment` and `evaluate_placement` for one deployment's figures; `find_candidates` for the transformations;
-`simulate` for the same figures by events; `check_profile_key` for whether a profile is still that of the program.
+`simulate` for the same figures by events; `check_profile_key` for whether a profile is still that of the program;
+`all_claims` for what only `ir_audit` can check.
 """
 
 from flashrt.analysis.bounds import path_bound, recurrence_bound, resource_bound
 from flashrt.analysis.candidates import Candidate, CandidateList, find_candidates
+from flashrt.analysis.claims import NOT_AUDITED, Audited, all_claims, audit_changes, audit_key
 from flashrt.analysis.constraints import (
     Arc,
     Constraints,
@@ -28,8 +30,10 @@ from flashrt.analysis.simulate import Simulation, simulate
 from flashrt.analysis.structure import Unit, find_units
 
 __all__ = [
+    "NOT_AUDITED",
     "PROFILE_SCHEMA",
     "Arc",
+    "Audited",
     "Candidate",
     "CandidateList",
     "Constraints",
@@ -46,7 +50,10 @@ __all__ = [
     "Use",
     "Variation",
     "Walks",
+    "all_claims",
     "analyze_program",
+    "audit_changes",
+    "audit_key",
     "best_patterns",
     "build_constraints",
     "check_profile_key",

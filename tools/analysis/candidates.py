@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
 
+from flashrt.analysis.claims import NOT_AUDITED, Audited, claims_of_setting
 from flashrt.analysis.cost import DeploymentCost
 from flashrt.analysis.profile import Profile
 from flashrt.analysis.settings import (
@@ -41,6 +43,10 @@ class Candidate:
     deployment: dict[str, Any] | None
     """Ready to run, where a deployment document alone expresses the candidate."""
     program_change: dict[str, Any] | None
+    rests_on: tuple[str, ...] = ()
+    """Claims of the document that its legality rests on, see `flashrt.analysis.claims`."""
+    unaudited: Mapping[str, str] = field(default_factory=dict)
+    """Those of them that no valid audit has confirmed -> unchecked, or refuted."""
 
     def as_dict(self) -> dict[str, Any]:
         """Return the record that ``analyze`` reports."""
@@ -52,7 +58,8 @@ class Candidate:
             record["deployment"] = self.deployment
         if self.program_change is not None:
             record["program_change"] = self.program_change
-        return record
+        record |= {"rests_on": list(self.rests_on), "audited": not self.unaudited}
+        return record | ({"unaudited": dict(self.unaudited)} if self.unaudited else {})
 
 
 @dataclass(frozen=True)
@@ -73,7 +80,10 @@ def max_compositions(num_operations: int) -> int:
 
 
 def find_candidates(
-    built: BuiltProgram, profile: Profile | None = None, current: DeploymentCost | None = None
+    built: BuiltProgram,
+    profile: Profile | None = None,
+    current: DeploymentCost | None = None,
+    audited: Audited = NOT_AUDITED,
 ) -> CandidateList:
     """Return every candidate of the program, legal and illegal.
 
@@ -83,6 +93,8 @@ def find_candidates(
         Gives the expected figures; where it lacks a time the candidate says which.
     current
         The deployment whose critical cycle and path the bottleneck is told from; default: the baseline.
+    audited
+        What a valid audit says of the claims that candidates rest on.
     """
     proposals = propose_all(built)
     plain = baseline_setting(built)
@@ -105,9 +117,21 @@ def find_candidates(
     return CandidateList(
         expectation(base_cost, None) if base_cost else str(base),
         deployment_of(built, plain),
-        (*single, *composed),
+        tuple(
+            _resting(built, proposal, candidate, audited)
+            for proposal, candidate in zip((*proposals, *kept), (*single, *composed), strict=True)
+        ),
         len(fresh) - len(kept),
     )
+
+
+def _resting(built: BuiltProgram, proposal: Proposal, candidate: Candidate, audited: Audited) -> Candidate:
+    """Return a candidate with the claims that it rests on."""
+    claims = claims_of_setting(built, proposal.operations, proposal.setting)
+    if proposal.transformation == "tile" and proposal.program_change:
+        claims += tuple(f"tiles:{target}@{proposal.program_change['tiles']}" for target in proposal.targets)
+    open_ones = {claim: audited.status(claim) for claim in claims if not audited.confirms([claim])}
+    return replace(candidate, rests_on=claims, unaudited=open_ones)
 
 
 def _take_of_each_kind(proposals: list[Proposal], limit: int) -> list[Proposal]:

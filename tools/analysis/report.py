@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from flashrt.analysis.candidates import find_candidates
+from flashrt.analysis.claims import NOT_AUDITED, Audited
 from flashrt.analysis.cost import DeploymentCost, evaluate_placement
 from flashrt.analysis.deployment import Deployment, deployment_document, read_deployment
 from flashrt.analysis.parallel import find_parallel, find_streaming
@@ -20,6 +21,7 @@ def analyze_program(
     built: BuiltProgram,
     profile: Path | Mapping[str, Any] | Profile | None = None,
     deployment: Path | Mapping[str, Any] | Deployment | None = None,
+    audited: Audited = NOT_AUDITED,
 ) -> dict[str, Any]:
     """Return the result of ``analyze``, ready for JSON.
 
@@ -29,6 +31,8 @@ def analyze_program(
         Adds expected figures to the candidates.
     deployment
         With a profile: adds the exact figures of this deployment, with its critical cycle and path.
+    audited
+        What a valid audit of the program says of its claims; each candidate names those that it rests on.
 
     Raises
     ------
@@ -59,7 +63,7 @@ def analyze_program(
             "give 'profile', or measure one with profile_measure", rule="no-profile",
         )  # fmt: skip
     cost = evaluate_placement(built, read, placement) if read is not None and placement is not None else None
-    listing = find_candidates(built, read, cost)
+    listing = find_candidates(built, read, cost, audited)
     result: dict[str, Any] = {
         "program": built.id,
         "dependencies": [edge.as_dict() for edge in sorted_dependencies(built)],
@@ -67,6 +71,7 @@ def analyze_program(
         "streaming": find_streaming(built),
         "candidates": [candidate.as_dict() for candidate in listing.candidates],
         "compositions_left_out": listing.num_left_out,
+        "audit": audited.id,
         "baseline": {"expected": listing.baseline, "deployment": listing.baseline_deployment},
     }
     if read is not None:

@@ -165,7 +165,7 @@ class SystemProcess:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         with theirs:
             try:
-                self._process = self._start(theirs, {**_settings(), **mask, **(environment or {})})
+                self._process = self._start(theirs, {**library_settings(), **mask, **(environment or {})})
             except OSError as error:
                 ours.close()
                 raise self._error("not-started", "a process that starts", str(error), log=False) from error
@@ -400,7 +400,8 @@ def _pin(number: int, devices: Sequence[str]) -> None:
             os.sched_setaffinity(number, cores)
 
 
-def _settings() -> dict[str, str]:
+def library_settings() -> dict[str, str]:
+    """Return the environment that systems run their libraries with: one thread, sums in a fixed order."""
     # One thread a worker: more change the bits of some models and run slower on a shared host (spec/apps.md).
     threads = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
     # Without it MKL adds up in another order where a value lies at another address, and bits differ by chance.

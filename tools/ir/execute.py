@@ -102,26 +102,35 @@ class OperationRunner:
     ----------
     store
         State instance -> value; shared by the operations of one process.
+    view
+        What the op gets as its state; default: a `StateView` of what the operation declares.
     """
 
-    def __init__(self, flat: FlatProgram, operation: Operation, ops: Mapping[str, Call], store: dict[str, Any]) -> None:
+    def __init__(
+        self,
+        flat: FlatProgram,
+        operation: Operation,
+        ops: Mapping[str, Call],
+        store: dict[str, Any],
+        view: MutableMapping[str, Any] | None = None,
+    ) -> None:
         self.operation = operation
         self.where = f"operation '{operation.path}' (op '{operation.op}')"
         self._call = ops[operation.op]
         self._prologues = [(prologue, ops[prologue.op]) for prologue in operation.prologues]
-        self._state = StateView(self.where, store, operation.reads, operation.writes)
+        self._state = StateView(self.where, store, operation.reads, operation.writes) if view is None else view
         incoming = [flow for flow in flat.incoming.get(operation.path, ()) if not flow.prologue]
         outgoing = flat.outgoing.get(operation.path, ())
         self.streamed_inputs = {flow.target_port: flow for flow in incoming if flow.target_chunks > 1}
         self.num_input_chunks = max((flow.target_chunks for flow in incoming), default=1)
         self.num_output_chunks = max((flow.source_chunks for flow in outgoing), default=1)
-        self._needed = {flow.source_port for flow in outgoing if not flow.prologue}
-        self._axis = next((flow.axis for flow in outgoing if flow.source_chunks > 1), 0)
+        self.needed = {flow.source_port for flow in outgoing if not flow.prologue}
+        self.axis = next((flow.axis for flow in outgoing if flow.source_chunks > 1), 0)
         self._whole_lengths = {
-            port: declared.shape[self._axis]
+            port: declared.shape[self.axis]
             for port, declared in operation.outputs.items()
-            if self.num_output_chunks > 1 and declared.shape is not None and len(declared.shape) > self._axis
-            and isinstance(declared.shape[self._axis], int)
+            if self.num_output_chunks > 1 and declared.shape is not None and len(declared.shape) > self.axis
+            and isinstance(declared.shape[self.axis], int)
         }  # fmt: skip
 
     def run(self, inputs: Mapping[str, Any], prologue_inputs: Mapping[str, Any] | None = None) -> Iterator[Piece]:
@@ -141,22 +150,18 @@ class OperationRunner:
         for piece in self._run(inputs, prologue_inputs):
             for port in lengths:
                 value = piece.outputs.get(port)
-                lengths[port] += (length(value, self._axis) or 0) if is_tensor(value) or is_array(value) else 0
+                lengths[port] += (length(value, self.axis) or 0) if is_tensor(value) or is_array(value) else 0
             yield piece
         for port, got in lengths.items():
             wanted = self._whole_lengths[port]
             if got not in {0, wanted}:
                 raise input_error(
-                    f"{self.where}, port '{port}'", f"{wanted} along axis {self._axis}, all chunks joined", str(got),
+                    f"{self.where}, port '{port}'", f"{wanted} along axis {self.axis}, all chunks joined", str(got),
                     "correct the op, or the port's declaration, and call ir_build again", rule="wrong-shape",
                 )  # fmt: skip
 
     def _run(self, inputs: Mapping[str, Any], prologue_inputs: Mapping[str, Any] | None) -> Iterator[Piece]:
-        values = dict(inputs)
-        for prologue, call in self._prologues:
-            made = self._invoke(call, dict(prologue_inputs or {}))
-            keys = (prologue.graph_port, prologue.port)
-            values[prologue.port] = next((made[k] for k in keys if isinstance(made, Mapping) and k in made), made)
+        values = self._with_initial(inputs, prologue_inputs)
         if not self.streamed_inputs:
             yield from self._pieces(values)
             return
@@ -165,10 +170,45 @@ class OperationRunner:
             made_of_chunk = [piece.outputs for piece in self._pieces(chunked)]
             yield Piece(self._joined(made_of_chunk), in_step)
 
+    def _with_initial(self, inputs: Mapping[str, Any], prologue_inputs: Mapping[str, Any] | None) -> dict[str, Any]:
+        values = dict(inputs)
+        for prologue, call in self._prologues:
+            made = self._invoke(call, dict(prologue_inputs or {}))
+            keys = (prologue.graph_port, prologue.port)
+            values[prologue.port] = next((made[k] for k in keys if isinstance(made, Mapping) and k in made), made)
+        return values
+
+    def run_cut(
+        self,
+        inputs: Mapping[str, Any],
+        cut: Mapping[str, list[Any]],
+        prologue_inputs: Mapping[str, Any] | None = None,
+        axis: int | None = None,
+    ) -> list[Outputs]:
+        """Run one batch with the inputs cut as `cut` says, whatever the document says; return the outputs call by call.
+
+        Parameters
+        ----------
+        inputs
+            Port -> whole value.
+        cut
+            Port -> its chunks, equally many of each; empty: one call on the whole.
+        axis
+            Along which what one call yields in several pieces is joined; default: the document's.
+        """
+        values = self._with_initial(inputs, prologue_inputs)
+        found: list[Outputs] = []
+        for number in range(max((len(chunks) for chunks in cut.values()), default=1)):
+            result = self._invoke(self._call, {**values, **{port: chunks[number] for port, chunks in cut.items()}})
+            parts = [result] if isinstance(result, Mapping) else list(result)
+            along = self.axis if axis is None else axis
+            found.append({port: join([part[port] for part in parts], along) for port in self.needed})
+        return found
+
     def _joined(self, parts: list[Outputs]) -> Outputs:
         if len(parts) == 1:
             return parts[0]
-        return {port: join([part[port] for part in parts], self._axis) for port in self._needed}
+        return {port: join([part[port] for part in parts], self.axis) for port in self.needed}
 
     def _chunks(self, values: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
         streams = {port: iter(values[port]) for port in self.streamed_inputs}
@@ -245,14 +285,14 @@ class OperationRunner:
                 self.where, "chunks that are mappings port -> value", describe(piece), "yield {port: value}",
                 rule="op-result",
             )  # fmt: skip
-        missing = sorted(self._needed - set(piece))
+        missing = sorted(self.needed - set(piece))
         if missing:
             raise input_error(
-                self.where, f"outputs {listed(sorted(self._needed))}", f"only {listed(piece)}",
+                self.where, f"outputs {listed(sorted(self.needed))}", f"only {listed(piece)}",
                 f"return {listed(missing)}, or correct the edge and call ir_build again", rule="missing-output",
             )  # fmt: skip
         for port, declared in self.operation.outputs.items():
-            axis = self._axis if self.num_output_chunks > 1 else None
+            axis = self.axis if self.num_output_chunks > 1 else None
             if port in piece and not fits(piece[port], declared.dtype, declared.shape, axis):
                 raise input_error(
                     f"{self.where}, port '{port}'",

@@ -86,13 +86,7 @@ class Interpreter:
             arrived[flow] = self.travel(flow, [Piece(inputs, False)])
         for runner in self._runners:
             path = runner.operation.path
-            incoming = self.flat.incoming.get(path, ())
-            values = {
-                f.target_port: arrived[f] if f.target_port in runner.streamed_inputs else join(arrived[f], f.axis)
-                for f in incoming
-                if not f.prologue
-            }
-            first = {f.target_port: join(arrived[f], f.axis) for f in incoming if f.prologue}
+            values, first = gather(self.flat, runner, arrived)
             if self.observer:
                 self.observer.started(path, self.batch)
             try:
@@ -145,6 +139,19 @@ class Interpreter:
         """Run a batch for every item and yield its outputs."""
         for item in items:
             yield self.run_batch(item)
+
+
+def gather(
+    flat: FlatProgram, runner: OperationRunner, arrived: Mapping[Dataflow, list[Any]]
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return what an operation is called with: its inputs (chunks where they stream), and those of its prologue."""
+    incoming = flat.incoming.get(runner.operation.path, ())
+    values = {
+        f.target_port: arrived[f] if f.target_port in runner.streamed_inputs else join(arrived[f], f.axis)
+        for f in incoming
+        if not f.prologue
+    }
+    return values, {f.target_port: join(arrived[f], f.axis) for f in incoming if f.prologue}
 
 
 def check_input(program: Program, name: str, value: Any, batch: int) -> None:

@@ -16,7 +16,7 @@ from typing import Any, Literal, get_args
 from flashrt.errors import input_error, listed
 from flashrt.variants import database
 
-Kind = Literal["program", "deployment", "profile", "equivalence", "run", "comparison", "plan"]
+Kind = Literal["program", "deployment", "profile", "equivalence", "run", "comparison", "plan", "audit"]
 KINDS: tuple[str, ...] = get_args(Kind)
 
 # What makes a record of each kind, for the error that an unknown id gets.
@@ -28,6 +28,7 @@ MAKERS = {
     "run": "bench_run",
     "comparison": "bench_compare with systems",
     "plan": "plan_deployment or plan_elastic",
+    "audit": "ir_audit",
 }
 FOLDER = ".flashrt"
 
