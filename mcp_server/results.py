@@ -12,7 +12,7 @@ FIELDS: Mapping[str, str] = {
     "ir_build": "program:string name:string operations:array diagnostics:array counts:object",
     "ir_show": "view:string text:string document:object path:string",
     "ir_interpret": "outputs:string equivalent:boolean equality:object",
-    "ir_audit": "audit:string clean:boolean findings:array claims:array unchecked:array",
+    "ir_audit": "audit:string clean:boolean findings:array claims:object unchecked:array",
     "ir_trace": "document:string questions:array",
     "analyze": "program:string dependencies:array parallel:array streaming:array candidates:array t_min_ms:number|null "
     "d0_ms:number|null latency_ms:number|null fps:number|null seeded:object",
