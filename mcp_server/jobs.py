@@ -25,6 +25,7 @@ from flashrt.variants.variant import as_time
 # Tool to the function that does its work: f(workspace, arguments, progress, folder) -> JSON mapping.
 JOB_FUNCTIONS: dict[str, str] = {
     "ir_interpret": "flashrt.mcp_server.work:ir_interpret",
+    "ir_trace": "flashrt.mcp_server.work:ir_trace",
     "profile_measure": "flashrt.mcp_server.work:profile_measure",
     "plan_deployment": "flashrt.mcp_server.work:plan_deployment",
     "plan_serving": "flashrt.mcp_server.work:plan_serving",
