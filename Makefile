@@ -69,6 +69,7 @@ bench: setup
 	$(BIN)/python benchmarks/pipeline.py
 	$(BIN)/python benchmarks/search.py
 	$(BIN)/python benchmarks/planned.py
+	$(BIN)/python benchmarks/trace.py
 	$(BIN)/python benchmarks/serving.py
 	$(BIN)/python benchmarks/elastic.py
 	$(BIN)/python benchmarks/audit.py

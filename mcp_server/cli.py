@@ -16,6 +16,7 @@ from flashrt.mcp_server.audit_command import add_audit
 from flashrt.mcp_server.elastic_command import add_elastic
 from flashrt.mcp_server.plan_command import add_plan
 from flashrt.mcp_server.serving_command import add_plan_serving
+from flashrt.mcp_server.trace_command import add_trace
 
 if TYPE_CHECKING:
     from flashrt.mcp_server.client import Answer
@@ -88,6 +89,7 @@ def build_parser() -> argparse.ArgumentParser:
     _add_workspace(deploy)
 
     _add_workspace(add_audit(commands))
+    _add_workspace(add_trace(commands))
     _add_workspace(add_plan(commands))
     _add_workspace(add_plan_serving(commands))
     for action in add_elastic(commands):
@@ -148,6 +150,10 @@ def main(argv: Sequence[str] | None = None) -> int:
             from flashrt.mcp_server.plan_command import run_plan
 
             return run_plan(options)
+        if options.command == "trace":
+            from flashrt.mcp_server.trace_command import run_trace
+
+            return run_trace(options)
         if options.command == "plan-serving":
             from flashrt.mcp_server.serving_command import run_plan_serving
 

@@ -26,6 +26,7 @@ from flashrt.variants.variant import as_time
 JOB_FUNCTIONS: dict[str, str] = {
     "ir_interpret": "flashrt.mcp_server.work:ir_interpret",
     "ir_audit": "flashrt.mcp_server.auditing:ir_audit",
+    "ir_trace": "flashrt.mcp_server.work:ir_trace",
     "profile_measure": "flashrt.mcp_server.work:profile_measure",
     "plan_deployment": "flashrt.mcp_server.work:plan_deployment",
     "plan_serving": "flashrt.mcp_server.work:plan_serving",

@@ -13,7 +13,7 @@ FIELDS: Mapping[str, str] = {
     "ir_show": "view:string text:string document:object path:string",
     "ir_interpret": "outputs:string equivalent:boolean equality:object",
     "ir_audit": "audit:string clean:boolean findings:array claims:object unchecked:array",
-    "ir_trace": "document:string questions:array",
+    "ir_trace": "program:string path:string files:object operations:array questions:array diagnostics:array",
     "analyze": "program:string dependencies:array parallel:array streaming:array candidates:array t_min_ms:number|null "
     "d0_ms:number|null latency_ms:number|null fps:number|null seeded:object",
     "profile_measure": "profile:string path:string program:string notes:array document:object",

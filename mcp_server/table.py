@@ -41,6 +41,12 @@ TABLE: tuple[Tool, ...] = (
         job=True,
     ),
     Tool(
+        "ir_trace",
+        "Draft a program by running a reference (file.py:function): stages as nested graphs, loops as repeats, states, "
+        "shapes, times; an ops.py of the reference's own statements; questions where it could not see. Job.",
+        job=True,
+    ),
+    Tool(
         "analyze",
         "Dependencies, parallel groups, streaming edges and candidates (every transformation with its legality). With "
         "profile and deployment: exact period, offset and latency with critical cycle and path. seed_queue fills the "

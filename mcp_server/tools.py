@@ -362,6 +362,45 @@ class Tools(PlannerTools):
         self.workspace.program(program)
         return self._check_systems(inputs=inputs, devices=None, config=config)
 
+    def ir_trace(
+        self,
+        system: Annotated[str, Field(description="The reference: file.py:function, path in the workspace")],
+        inputs: InputsArgument,
+        name: Annotated[str | None, Field(max_length=80, pattern=r"^[\w-]+$", description="The program's name")] = None,
+        out: Annotated[str | None, Field(description="Folder for the draft; default: a new one in traced/")] = None,
+        count: Annotated[int, Field(ge=2, le=256, description="Batches")] = 8,
+        depth: Annotated[int, Field(ge=0, le=6, description="Levels of calls that may be opened")] = 2,
+        devices: DevicesArgument = None,
+        config: ConfigArgument = None,
+        timeout_s: TimeoutArgument = None,
+    ) -> dict[str, Any]:
+        """Refuse wrong arguments before a job is started."""
+        from flashrt.bench.systems import inside
+        from flashrt.bench.trace import refuse_other_draft
+
+        findings = _findings_of(lambda: self._check_systems(system=system, inputs=inputs, devices=devices))
+        if ".py:" not in system and not findings:
+            findings.append(
+                Finding(
+                    "argument 'system'", "a reference, file.py:function", f"'{system}'",
+                    "name the code that the program is to be drafted from", rule="kind-of-system",
+                )
+            )  # fmt: skip
+        if out is not None:
+            findings += _findings_of(
+                lambda: refuse_other_draft(inside(self.workspace.root, out, "argument 'out'"))
+            )  # fmt: skip
+        if count < depth + 3:
+            findings.append(
+                Finding(
+                    "argument 'count'", f"at least depth + 3, {depth + 3}: that many find the stages and are measured",
+                    str(count), "raise it, or lower depth", rule="too-few-batches",
+                )
+            )  # fmt: skip
+        if findings:
+            raise InputError(findings)
+        return {}
+
     def profile_measure(
         self,
         program: ProgramArgument,

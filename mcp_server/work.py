@@ -68,6 +68,56 @@ def ir_interpret(root: Path, arguments: Mapping[str, Any], progress: Progress, f
     return result
 
 
+def ir_trace(root: Path, arguments: Mapping[str, Any], progress: Progress, folder: Path) -> dict[str, Any]:
+    """Trace a reference, write its draft into the workspace, and keep the program under its id."""
+    from flashrt.bench.trace import TraceSettings, trace_system
+    from flashrt.ir.build import build_file
+
+    workspace = Workspace(root)
+    system = find_system(workspace, arguments["system"], "argument 'system'", kinds=("code",))
+    name, out = draft_folder(workspace, system, arguments)
+    settings = TraceSettings(
+        num_batches=int(arguments.get("count") or TraceSettings.num_batches),
+        depth=TraceSettings.depth if arguments.get("depth") is None else int(arguments["depth"]),
+        devices=device_names(arguments.get("devices")),
+        config=arguments.get("config"),
+        timeout_s=timeout_s(arguments),
+    )
+    progress(0.05, f"tracing {settings.num_batches} batches of {arguments['system']}")
+    found = trace_system(system, arguments["inputs"], root, out, folder, settings, name)
+    progress(0.9, "checking the draft")
+    built = build_file(out / "program.yaml")
+    record = {"name": built.program.name, "folder": workspace.relative(built.folder)}
+    workspace.store.put_record("program", built.id, record, out / "program.yaml")
+    files = {kind: workspace.relative(Path(path)) for kind, path in found.pop("files").items()}
+    return {
+        "program": built.id,
+        "system": arguments["system"],
+        "name": name,
+        "path": files["program"],
+        "files": files,
+        "operations": [operation.path for operation in built.flat.operations],
+        "counts": built.counts(),
+        "diagnostics": [finding.as_dict() for finding in built.findings],
+        **found,
+    }
+
+
+def draft_folder(workspace: Workspace, system: Any, arguments: Mapping[str, Any]) -> tuple[str, Path]:
+    """Return a draft's name and the folder that it goes to: the one asked for, else a new one below ``traced``."""
+    from flashrt.bench.systems import inside
+
+    folder = system.path.parent
+    name = arguments.get("name") or (folder.name if folder != workspace.root else system.path.stem)
+    if arguments.get("out"):
+        return name, inside(workspace.root, arguments["out"], "argument 'out'")
+    out, number = workspace.root / "traced" / name, 1
+    while (out / "program.yaml").exists() or (out / "ops.py").exists():
+        number += 1
+        out = workspace.root / "traced" / f"{name}-{number}"
+    return name, out
+
+
 def equivalence_check(root: Path, arguments: Mapping[str, Any], progress: Progress, folder: Path) -> dict[str, Any]:
     """Drive baseline and candidate with the same hidden inputs and compare every element."""
     from flashrt.bench import CheckSettings, Tolerance, check_equivalence
