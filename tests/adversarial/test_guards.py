@@ -47,11 +47,11 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def see(folder: Path) -> tuple[dict[str, list[Any]], dict[str, Any]]:
+def see(folder: Path, private: list[Path] | None = None) -> tuple[dict[str, list[Any]], dict[str, Any]]:
     system, baseline = resolve_system("looking.py:looks", folder), resolve_system("reference.py:serve", folder)
     paths = [str(folder / name) for name in ("reference.py", ".flashrt/flashrt.db", ".flashrt/jobs")]
     with SystemProcess(
-        system, ["paths"], hidden=reference_files(system, baseline), private=private_files(folder),
+        system, ["paths"], hidden=reference_files(system, baseline), private=private or private_files(folder),
         log_path=folder / "log.txt",
     ) as process:  # fmt: skip
         process.wait_ready(30)
@@ -82,6 +82,18 @@ def test_reference_and_records_are_out_of_sight_and_stay_so(folder: Path) -> Non
     # Nobody else's view has changed.
     assert "SECRET" in (folder / "reference.py").read_text()
     assert (folder / ".flashrt" / "jobs" / "job-1" / "outputs.npz").is_file()
+
+
+def test_a_journal_that_goes_meanwhile_leaves_the_rest_hidden(folder: Path) -> None:
+    journal = folder / ".flashrt" / "flashrt.db-wal"
+    journal.write_text("")
+    private = private_files(folder)
+    assert journal in private
+    journal.unlink()
+    values, records = see(folder, private)
+    if not records["records-hidden"]["how"].startswith("no mount namespace (Operation"):
+        assert records["records-hidden"] == {"active": True, "how": "mount namespace"}
+        assert "SECRET" not in "".join(values["seen"])
 
 
 def test_a_host_without_namespaces_says_so_and_guards_what_it_can(

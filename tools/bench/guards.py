@@ -159,8 +159,10 @@ def _cover(paths: Sequence[str]) -> str | None:
                 failed = libc.mount(b"tmpfs", target, b"tmpfs", 0, b"size=64k")
             else:
                 failed = libc.mount(stub.name.encode(), target, None, MS_BIND, None)
-            if failed:
-                return os.strerror(ctypes.get_errno())
+            problem = os.strerror(ctypes.get_errno()) if failed else None
+            # The database's journal comes and goes with its connections: what has gone needs no hiding.
+            if problem is not None and os.path.exists(path):
+                return problem
     return _give_up_mounting(libc)
 
 
