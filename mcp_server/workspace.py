@@ -29,8 +29,8 @@ class Workspace:
 
     @property
     def store(self) -> Store:
-        """The workspace's database, opened when first asked for."""
-        if self._store is None:
+        """The workspace's database, opened when first asked for, and again when it was moved away."""
+        if self._store is None or not self._store.path.is_file():
             self._store = open_store(self.root)
         return self._store
 

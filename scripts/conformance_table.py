@@ -2,8 +2,8 @@
 
     python scripts/conformance_table.py EXPECTED.yaml SERVER RESULTS SCENARIOS
 
-SERVER: the list in EXPECTED.yaml that counts. SCENARIOS: names of what had to run, or a file of the suite's requirements. What is missing counts as failed, and so does
-what is expected to fail and passes.
+SERVER: the list in EXPECTED.yaml that counts. SCENARIOS: names of what had to run, or a file of requirements.
+What is missing counts as failed, and so does what is expected to fail and passes.
 """
 
 from __future__ import annotations

@@ -102,9 +102,7 @@ def _image() -> ImageContent:
 
 
 def _embedded(uri: str, mime_type: str, text: str) -> EmbeddedResource:
-    return EmbeddedResource(
-        type="resource", resource=TextResourceContents(uri=uri, mime_type=mime_type, text=text)
-    )
+    return EmbeddedResource(type="resource", resource=TextResourceContents(uri=uri, mime_type=mime_type, text=text))
 
 
 def offer_contents(server: FlashrtServer) -> None:
@@ -297,7 +295,7 @@ def offer_prompts(server: FlashrtServer) -> None:
         """One text with two arguments."""
         return [UserMessage(f"Prompt with arguments: arg1='{arg1}', arg2='{arg2}'")]
 
-    def test_prompt_with_embedded_resource(resourceUri: str) -> list[UserMessage]:  # noqa: N803 - the suite's name
+    def test_prompt_with_embedded_resource(resourceUri: str) -> list[UserMessage]:
         """A resource and a text."""
         found = _embedded(resourceUri, "text/plain", "Embedded resource content for testing.")
         return [UserMessage(found), UserMessage("Please process the embedded resource above.")]
