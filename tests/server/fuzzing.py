@@ -131,15 +131,10 @@ def mutants(draw: st.DrawFn, base: Any) -> Any:
             container[key] = _nested(draw(st.sampled_from((3, 60))))
         elif how == "swap":
             other, place = draw(st.sampled_from(places))
-            if not _holds(value, other):
-                container[key] = copy.deepcopy(other.get(place) if isinstance(other, dict) else None)
+            container[key] = copy.deepcopy(other[place])
         else:
             container[key] = copy.deepcopy(draw(ODD))
     return document
-
-
-def _holds(value: Any, part: Any) -> bool:
-    return value is part or any(_holds(container[key], part) for container, key in _places(value))
 
 
 def schema_values(schema: Mapping[str, Any]) -> st.SearchStrategy[Any]:
@@ -160,7 +155,7 @@ def schema_values(schema: Mapping[str, Any]) -> st.SearchStrategy[Any]:
         high = schema.get("maximum", schema.get("exclusiveMaximum", 2**31))
         edges = st.sampled_from((low, high, low + 1, high - 1))
         inner = st.integers(int(low), int(high)) if kind == "integer" else st.floats(low, high, allow_nan=False)
-        return st.one_of(edges, st.integers(int(low), min(int(low) + 4, int(high))), inner)
+        return st.one_of(edges, st.integers(int(max(low, 0)), int(min(max(low, 0) + 4, high))), inner)
     if kind == "string":
         return st.one_of(st.sampled_from(HOSTILE), st.text(max_size=min(schema.get("maxLength", 40), 40)))
     if kind == "array":
@@ -233,14 +228,14 @@ class CallMaker:
     def calls(draw: st.DrawFn, self: CallMaker) -> Call:
         """Return one call."""
         kind = draw(st.integers(0, 19))
-        if kind == 0:
+        if kind == 7:
             scheme = draw(st.sampled_from(("program://", "run://", "variant://", "job://", "file://", "x:")))
             return Call("resources/read", {"uri": scheme + draw(st.sampled_from(HOSTILE))})
-        if kind == 1:
+        if kind == 11:
             name = draw(st.sampled_from(("program", "id", "goal", "")))
             argument = {"name": name, "value": draw(st.sampled_from(HOSTILE))}
             return Call("completion/complete", {"ref": draw(st.sampled_from(REFERENCES)), "argument": argument})
-        if kind == 2:
+        if kind == 13:
             given = draw(st.dictionaries(st.sampled_from(("reference", "goal", "x")), st.text(max_size=20), max_size=2))
             name = draw(st.sampled_from(("flashrt", "measure", "", "../x")))
             return Call("prompts/get", {"name": name, "arguments": given})
@@ -254,13 +249,13 @@ class CallMaker:
         arguments: dict[str, Any] = {}
         for name in schema["properties"]:
             chance = draw(st.integers(0, 99))
-            if chance < (96 if name in required else 25):
+            if chance < (96 if name in required else 12):
                 arguments[name] = self._value(draw, tool, name, mutant)
-        if tool in self.jobs and draw(st.integers(0, 39)):
+        if tool in self.jobs and draw(st.integers(0, 39)) not in (23, 29, 31):
             # A mistake somewhere that is found before a job starts.
             name = draw(st.sampled_from(sorted(required or {"runs", "systems"})))
-            arguments[name] = draw(st.one_of(st.sampled_from(HOSTILE), ODD))
-        if draw(st.integers(0, 29)) == 0:
+            arguments[name] = draw(ODD if draw(st.integers(0, 9)) == 4 else st.sampled_from(HOSTILE))
+        if draw(st.integers(0, 29)) == 13:
             arguments[draw(st.sampled_from(HOSTILE))] = draw(JSON)
         for name in WAITS & arguments.keys():
             if isinstance(arguments[name], int | float) and 0 < arguments[name] <= 25:
@@ -269,7 +264,8 @@ class CallMaker:
 
     def _value(self, draw: st.DrawFn, tool: str, name: str, mutant: list[Any]) -> Any:
         chance = draw(st.integers(0, 99))
-        if chance < 5:
+        # Hypothesis draws bounds more often than what lies between: that is for what is nearly right.
+        if 44 < chance < 50:
             return draw(ODD)
         if name == "program" and self.tools[tool]["properties"][name] != self.tools["ir_show"]["properties"]["program"]:
             # An inline program.

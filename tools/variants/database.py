@@ -268,7 +268,7 @@ def _explained(path: Path, error: sqlite3.Error) -> FlashrtError | sqlite3.Error
     if code in _UNWRITABLE_CODES:
         return _unwritable(path, str(error))
     if code in _DISK_CODES:
-        return ResourceMissingError(f"database '{path}': the disk refuses ({error}); free space and call again")
+        return ResourceMissingError(f"database '{path}': the disk refuses ({error}); make room on it and call again")
     if code in _BUSY_CODES:
         return ResourceMissingError(
             f"database '{path}': another process has kept it locked for {BUSY_TIMEOUT_S:.0f} s; call again",
