@@ -174,7 +174,7 @@ def test_generated_calls_are_answered_in_words_and_leave_nothing(workspace: Path
             _clean_up(server)
         finally:
             _report(driver, time.monotonic() - began)
-        assert not driver.problems, "\n".join(driver.problems[:10])
+        assert not driver.problems, "\n".join([*driver.problems[:10], server.log()[-20_000:]])
         wait_until(lambda: flashrt_processes() - before <= {process.pid}, "what the calls started has ended", 60)
         wait_until(lambda: process.num_fds() <= descriptors + 2, "the server's descriptors are closed", 30)
         assert process.memory_info().rss - memory < MAX_GROWTH_BYTES

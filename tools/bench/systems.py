@@ -111,7 +111,8 @@ def inside(workspace: Path, text: str, where: str) -> Path:
     try:
         path = (root / text).resolve()
         path.is_file()
-    except (OSError, ValueError) as error:
+    # Python before 3.13 calls a loop of links a RuntimeError.
+    except (OSError, ValueError, RuntimeError) as error:
         raise input_error(
             where, "a path that a file can have", f"{text[:80]!r} ({getattr(error, 'strerror', error)})",
             "correct the path", rule="impossible-path",
