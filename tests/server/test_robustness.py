@@ -15,6 +15,8 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+import pytest
+import yaml
 
 from tests.conftest import wait_until
 from tests.server.connection import (
@@ -118,6 +120,32 @@ def _look(server: RawServer, number: int, tool: str, name: str, value: Any, is_p
     if is_path and message["result"]["structuredContent"]["ok"]:
         return [f"{call}: was not refused"]
     return []
+
+
+@pytest.mark.parametrize("name", ["loop", "zero\x00", "x" * 5000, "away/secret", "\ud800"])
+def test_documents_that_name_no_file_of_the_workspace_are_refused(workspace: Path, tmp_path: Path, name: str) -> None:
+    (tmp_path / "secret.py").write_text("raise SystemExit\n")
+    (tmp_path / "secret.yaml").write_bytes((workspace / "program.yaml").read_bytes())
+    (workspace / "away").symlink_to(tmp_path)
+    for suffix in (".py", ".yaml"):
+        (workspace / f"loop{suffix}").symlink_to(f"loop{suffix}")
+    program, deployment = (
+        json.loads(json.dumps(yaml.safe_load((workspace / one).read_text()))) for one in ("program.yaml", "split.yaml")
+    )
+    (workspace / "bad-program.json").write_text(json.dumps({**program, "ops": f"{name}.py:load"}))
+    (workspace / "bad-deployment.json").write_text(json.dumps({**deployment, "program": f"{name}.yaml"}))
+    with raw_server(workspace) as server:
+        inputs = {"inputs": "inputs.py:batches", "baseline": "reference.py:serve"}
+        for tool, arguments in (
+            ("ir_build", {"document": "bad-program.json"}),
+            ("equivalence_check", {"candidate": "bad-program.json", **inputs}),
+            ("equivalence_check", {"candidate": "bad-deployment.json", **inputs}),
+            ("ir_show", {"program": "loop.yaml"}),
+            ("plan_deployment", {"program": "bad-program.json", "profile": "loop.yaml", "devices": 2}),
+        ):
+            record = server.call(tool, **arguments)
+            assert record["ok"] is False, (tool, record)
+            assert "failed inside" not in record["error"], (tool, record)
 
 
 # A disk without room: the kernel refuses writes beyond a limit of the process.
