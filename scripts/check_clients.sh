@@ -30,10 +30,10 @@ workspace="$folder/workspace"
 cp -r "$root/tests/toy" "$workspace"
 PATH="$npm/node_modules/.bin:$folder/codex/node_modules/.bin:$(dirname "$flashrt"):$PATH"
 cd "$workspace"
-skills=$(cd "$root/skills" && echo *)
+skills=$(cd "$root/skills" && printf '%s ' */ | tr -d /)
 failed=0
 report() { # name, what was seen, what must be in it
-  if printf '%s\n' "$2" | grep -q "$3"; then echo "ok    $1: $(printf '%s\n' "$2" | grep -m1 "$3")"
+  if printf '%s\n' "$2" | grep -q "$3"; then printf 'ok    %s: %s\n' "$1" "$(printf '%s\n' "$2" | grep -m1 "$3" | cut -c1-150)"
   else echo "FAIL  $1: no '$3' in:"; printf '%s\n' "$2"; failed=1; fi
 }
 report_all() { # name, what was seen, words that must all be in it
