@@ -30,7 +30,7 @@ workspace="$folder/workspace"
 cp -r "$root/tests/toy" "$workspace"
 PATH="$npm/node_modules/.bin:$folder/codex/node_modules/.bin:$(dirname "$flashrt"):$PATH"
 cd "$workspace"
-skills=$(cd "$root/skills" && printf '%s ' */ | tr -d /)
+skills=$(for one in "$root"/skills/*/SKILL.md; do basename "$(dirname "$one")"; done | tr '\n' ' ')
 failed=0
 report() { # name, what was seen, what must be in it
   if printf '%s\n' "$2" | grep -q "$3"; then printf 'ok    %s: %s\n' "$1" "$(printf '%s\n' "$2" | grep -m1 "$3" | cut -c1-150)"
@@ -40,7 +40,7 @@ report_all() { # name, what was seen, words that must all be in it
   missing=""
   for word in $3; do printf '%s\n' "$2" | grep -q -- "$word" || missing="$missing $word"; done
   if [ -z "$missing" ]; then echo "ok    $1: $3"
-  else echo "FAIL  $1: no$missing in:"; printf '%s\n' "$2"; failed=1; fi
+  else echo "FAIL  $1: no$missing in:"; printf '%s\n' "$2" | cut -c1-300; failed=1; fi
 }
 
 echo "Claude Code $(claude --version)"
