@@ -57,6 +57,11 @@ validators: setup
 	@if command -v npm >/dev/null && $(MAKE) --no-print-directory $(NPM)/.installed; then scripts/check_manifests.sh $(NPM); \
 	else echo "NOT CHECKED, since npm or its registry is not here: skills, plugin, manifests, tool schemas"; fi
 
+conformance: setup
+	@command -v npm >/dev/null || { echo "make conformance needs npm (Node.js 20 or newer): install it, then run this again"; exit 1; }
+	@$(MAKE) --no-print-directory $(NPM)/.installed || { echo "make conformance: npm's registry is not here"; exit 1; }
+	scripts/conformance.sh $(NPM)
+
 $(NPM)/.installed: scripts/npm/package.json
 	mkdir -p $(NPM) && cp scripts/npm/package.json $(NPM)/
 	npm install --silent --no-audit --no-fund --no-package-lock --prefix $(NPM)

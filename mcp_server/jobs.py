@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import shutil
 import signal
 import sqlite3
 import subprocess
@@ -110,14 +111,18 @@ def start_job(workspace: Path, tool: str, arguments: Mapping[str, Any], *, funct
     store = open_store(workspace)
     job = new_id("job")
     folder = job_folder(store.workspace, job)
-    (folder / "files").mkdir(parents=True)
     text = json.dumps(dict(arguments))
-    with store.writing() as connection:
-        connection.execute(
-            "INSERT INTO jobs (id, tool, function, arguments, state, starter, created_at) "
-            "VALUES (?, ?, ?, ?, 'queued', ?, ?)",
-            (job, tool, function or JOB_FUNCTIONS[tool], text, Owner.this_process().as_text(), time.time()),
-        )
+    try:
+        (folder / "files").mkdir(parents=True)
+        with store.writing() as connection:
+            connection.execute(
+                "INSERT INTO jobs (id, tool, function, arguments, state, starter, created_at) "
+                "VALUES (?, ?, ?, ?, 'queued', ?, ?)",
+                (job, tool, function or JOB_FUNCTIONS[tool], text, Owner.this_process().as_text(), time.time()),
+            )
+    except BaseException:
+        shutil.rmtree(folder, ignore_errors=True)
+        raise
     try:
         with (folder / "log.txt").open("ab") as log:
             process = subprocess.Popen(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import logging
 import os
@@ -48,6 +49,11 @@ LOG = logging.getLogger("flashrt")
 ANSWER_WITHIN_S = 2.0
 POLL_S = 0.25
 MAX_TEXT = 6000
+REFUSALS_OF_THE_SYSTEM = frozenset(
+    {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errno.EPERM, errno.EMFILE, errno.ENFILE,
+     errno.ENOMEM, errno.EIO, errno.ENAMETOOLONG}
+)  # fmt: skip
+"""What the operating system refuses through no fault of ours: no room, no right, no more descriptors."""
 
 INSTRUCTIONS = """FlashRT deploys real-time multimodal applications on many devices, step by step, with proofs.
 The loop: ir_build (write the application as a program document) -> ir_interpret with the reference as baseline
@@ -140,7 +146,10 @@ class FlashrtServer(MCPServer[Any]):
             result = await self._answer(tool, arguments, context)
         except FlashrtError as error:
             return failure(error)
-        except Exception:
+        except Exception as error:
+            if isinstance(error, OSError) and error.errno in REFUSALS_OF_THE_SYSTEM:
+                again = f"make room on the disk or give access, and call {name} again"
+                return failure(ResourceMissingError(f"tool '{name}': the system refuses ({error}); {again}"))
             fault = uuid.uuid4().hex[:8]
             LOG.exception("fault %s in tool %s", fault, name)
             return failure(FlashrtError(f"tool '{name}' failed inside FlashRT; the server's log has it under {fault}"))

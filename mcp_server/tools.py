@@ -10,6 +10,7 @@ from pydantic import Field
 from flashrt.errors import Finding, InputError, input_error, listed
 from flashrt.mcp_server.devices import device_names
 from flashrt.mcp_server.planner_tools import PlannerTools, RequireAuditArgument
+from flashrt.mcp_server.workspace import write_whole
 
 if TYPE_CHECKING:
     from flashrt.bench.settings import RunSettings
@@ -60,7 +61,6 @@ class Tools(PlannerTools):
     ) -> dict[str, Any]:
         """Check a program and keep it under its id."""
         import json
-        import uuid
 
         from flashrt.bench.systems import find_file
         from flashrt.ir.build import build, build_file
@@ -76,12 +76,9 @@ class Tools(PlannerTools):
             assert program is not None, "one of the two is given"
             built = build(program, self.workspace.root)
             path = self.workspace.folder("programs") / f"{built.id}.json"
-            part = path.with_name(f"{path.name}.{uuid.uuid4().hex[:8]}.part")
             try:
-                part.write_text(json.dumps(program, indent=1))
-                part.replace(path)
+                write_whole(path, json.dumps(program, indent=1))
             except OSError as error:
-                part.unlink(missing_ok=True)
                 raise input_error(
                     "ir_build, argument 'program'", f"a workspace whose folder '{path.parent.name}' can be written",
                     str(error), "make room or give access, and call ir_build again", rule="not-written",
@@ -107,7 +104,7 @@ class Tools(PlannerTools):
         built = self.workspace.program(program)
         if view == "svg":
             path = self.workspace.folder("programs") / f"{built.id}.svg"
-            path.write_text(to_svg(built.program))
+            write_whole(path, to_svg(built.program))
             return {"view": view, "path": self.workspace.relative(path)}
         if view == "json":
             return {"view": view, "document": dump(built.program)}

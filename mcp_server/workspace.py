@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import uuid
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,16 @@ from flashrt.variants.store import Store, open_store
 
 PREFIXES = {"program": "prog-", "deployment": "deploy-", "profile": "profile-"}
 DOCUMENT_SUFFIXES = (".yaml", ".yml", ".json")
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Write a file so that it is there whole or not at all."""
+    part = path.with_name(f"{path.name}.{uuid.uuid4().hex[:8]}.part")
+    try:
+        part.write_text(text)
+        part.replace(path)
+    finally:
+        part.unlink(missing_ok=True)
 
 
 class Workspace:
@@ -29,8 +40,8 @@ class Workspace:
 
     @property
     def store(self) -> Store:
-        """The workspace's database, opened when first asked for."""
-        if self._store is None:
+        """The workspace's database, opened when first asked for, and again when it was moved away."""
+        if self._store is None or not self._store.path.is_file():
             self._store = open_store(self.root)
         return self._store
 

@@ -1,15 +1,16 @@
-"""Print the MCP servers that Codex connects to, each with its tools, as its app server tells; wants no account."""
+"""Print the MCP servers that Codex connects to with their tools, and the skills of this folder; wants no account."""
 
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 from collections.abc import Mapping
 from typing import Any
 
 
 def main() -> None:
-    """Ask and print one line a server."""
+    """Ask and print one line a server, and one with the skills."""
     process = subprocess.Popen(
         ["codex", "app-server"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
     )
@@ -36,6 +37,9 @@ def main() -> None:
         send({"id": 2, "method": "mcpServerStatus/list", "params": {}})
         for server in answer(2)["data"]:
             print(f"{server['name']}: {len(server['tools'])} tools: {' '.join(sorted(server['tools']))}")
+        send({"id": 3, "method": "skills/list", "params": {"cwds": [os.getcwd()]}})
+        found = [skill["name"] for entry in answer(3)["data"] for skill in entry["skills"]]
+        print(f"skills: {' '.join(sorted(found))}")
     finally:
         process.terminate()
         process.wait()

@@ -91,6 +91,7 @@ class RawServer:
     def __init__(self, workspace: Path, **environment: str) -> None:
         self.lines: list[str] = []
         self._numbers = iter(range(1, 1_000_000))
+        self._kept: dict[int, dict[str, Any]] = {}
         self._arrived: queue.Queue[str | None] = queue.Queue()
         self.errors = tempfile.TemporaryFile("w+")  # noqa: SIM115
         self.process = subprocess.Popen(
@@ -130,13 +131,22 @@ class RawServer:
 
     def answer(self, number: int) -> dict[str, Any]:
         """Return the result of the request with this number."""
-        while True:
-            line = self._arrived.get(timeout=DEADLINE_S)
+        message = self.message(number)
+        assert "result" in message, message
+        return dict(message["result"])
+
+    def message(self, number: int) -> dict[str, Any]:
+        """Return the answer to the request with this number, be it a result or an error; others are kept meanwhile."""
+        while number not in self._kept:
+            try:
+                line = self._arrived.get(timeout=DEADLINE_S)
+            except queue.Empty:
+                raise AssertionError(f"no answer to request {number} in {DEADLINE_S:.0f} s: {self.log()}") from None
             assert line is not None, f"the server ended: {self.log()}"
             message = json.loads(line)
-            if message.get("id") == number and "method" not in message:
-                assert "result" in message, message
-                return dict(message["result"])
+            if message.get("id") is not None and "method" not in message:
+                self._kept[message["id"]] = message
+        return self._kept.pop(number)
 
     def call(self, tool: str, **arguments: Any) -> dict[str, Any]:
         """Return the structured result of a tool call."""

@@ -111,7 +111,8 @@ def inside(workspace: Path, text: str, where: str) -> Path:
     try:
         path = (root / text).resolve()
         path.is_file()
-    except (OSError, ValueError) as error:
+    # Python before 3.13 calls a loop of links a RuntimeError.
+    except (OSError, ValueError, RuntimeError) as error:
         raise input_error(
             where, "a path that a file can have", f"{text[:80]!r} ({getattr(error, 'strerror', error)})",
             "correct the path", rule="impossible-path",
@@ -221,8 +222,14 @@ def find_named(
     if known is not None:
         return known
     root = workspace.resolve()
-    for path in ((beside / reference).resolve(), (root / reference).resolve()):
-        if path.is_file() and path.is_relative_to(root):
+    for folder in (beside, root):
+        try:
+            path = (folder / reference).resolve()
+            found = path.is_file() and path.is_relative_to(root)
+        # No file can have that name, or it is a loop of links.
+        except (OSError, ValueError, RuntimeError):
+            continue
+        if found:
             return Found(path, path.parent)
     raise input_error(
         f"{where}, key '{kind}'", f"a {kind} document beside the deployment or in the workspace, or an id",

@@ -79,7 +79,8 @@ def check_ops(program: Program, folder: Path) -> Iterator[Finding]:
         return
     try:
         inside, exists = path.resolve().is_relative_to(folder.resolve()), path.is_file()
-    except (OSError, ValueError) as error:
+    # Python before 3.13 calls a loop of links a RuntimeError.
+    except (OSError, ValueError, RuntimeError) as error:
         yield Finding(
             "key 'ops'", "a file name", f"{file[:80]!r} ({' '.join(str(error).split())[:80]})", f"correct it; {AGAIN}",
             rule="ops-reference",

@@ -1,8 +1,10 @@
-"""The SQLite file of a workspace: looked at before it is touched, made once, its errors in the reader's words."""
+"""The SQLite file of a workspace: looked at before it is touched, made once, upgraded with a copy of the old one beside
+it, its errors in the reader's words."""
 
 from __future__ import annotations
 
 import fcntl
+import logging
 import os
 import sqlite3
 import time
@@ -11,9 +13,11 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 from urllib.parse import quote
 
+from flashrt import __version__
 from flashrt.errors import FlashrtError, ResourceMissingError, input_error
 
-SCHEMA_VERSION = 1
+LOG = logging.getLogger("flashrt")
+SCHEMA_VERSION = 2
 BUSY_TIMEOUT_S = 20.0
 _MAGIC = b"SQLite format 3\0"
 _INSPECT_S = 5.0
@@ -79,19 +83,26 @@ CREATE TABLE jobs (
 ) STRICT;
 """
 
+_RELEASES = """
+CREATE TABLE releases (schema INTEGER PRIMARY KEY, release TEXT NOT NULL, at REAL NOT NULL) STRICT;
+"""
+# What makes the next schema of each; the first is that of 0.1.0.
+_UPGRADES = {1: _RELEASES}
+
 
 def prepare(path: Path) -> None:
-    """Make the database when there is none, and refuse one that this release must not touch; a refusal changes nothing.
+    """Make the database when there is none, upgrade an older one, and refuse one that this release must not touch.
+
+    A refusal changes nothing. Before an upgrade the old database is copied beside it, to ``flashrt-schema-1.db``.
 
     Raises
     ------
     InputError
         The file is newer than this release, is corrupt, is no database of FlashRT, or cannot be written.
     """
-    version = _inspect(path)
-    if version == SCHEMA_VERSION:
+    if inspect(path) == SCHEMA_VERSION:
         return
-    with _only_one(path.with_name("setup.lock")), translated(path), closing(connect(path)) as connection:
+    with only_one(path.with_name("setup.lock")), translated(path), closing(connect(path)) as connection:
         deadline = time.monotonic() + BUSY_TIMEOUT_S
         while True:
             try:
@@ -102,10 +113,50 @@ def prepare(path: Path) -> None:
                 if time.monotonic() > deadline:
                     raise
                 time.sleep(0.01)
-        if connection.execute("PRAGMA user_version").fetchone()[0] == SCHEMA_VERSION:
+        version = int(connection.execute("PRAGMA user_version").fetchone()[0])
+        if version == SCHEMA_VERSION:
             return
-        # One transaction: another process sees no table or all of them.
-        connection.executescript(f"BEGIN IMMEDIATE; {_SCHEMA} PRAGMA user_version = {SCHEMA_VERSION}; COMMIT;")
+        if version > 0:
+            backup = path.with_name(f"{path.stem}-schema-{version}{path.suffix}")
+            _copy(connection, backup)
+            LOG.warning("database '%s': upgraded to schema %d; the old one is kept as '%s'", path, SCHEMA_VERSION,
+                        backup.name)  # fmt: skip
+        _bring_up(connection, version)
+
+
+def make(path: Path) -> None:
+    """Make an empty database where there is no file."""
+    with translated(path), closing(connect(path)) as connection:
+        _bring_up(connection, 0)
+
+
+def _bring_up(connection: sqlite3.Connection, version: int) -> None:
+    script = _SCHEMA + _RELEASES if version == 0 else "".join(_UPGRADES[one] for one in range(version, SCHEMA_VERSION))
+    # One transaction: another process sees the old tables or all of the new ones.
+    connection.execute("BEGIN IMMEDIATE")
+    try:
+        for statement in filter(str.strip, script.split(";")):
+            connection.execute(statement)
+        connection.execute("INSERT INTO releases VALUES (?, ?, ?)", (SCHEMA_VERSION, __version__, time.time()))
+        connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
+    except BaseException:
+        connection.rollback()
+        raise
+    connection.commit()
+
+
+def _copy(connection: sqlite3.Connection, target: Path) -> None:
+    """Write what a connection sees, its log included, to a file of its own: whole or not at all."""
+    part = target.with_name(f"{target.name}.part")
+    part.unlink(missing_ok=True)
+    try:
+        with closing(sqlite3.connect(part)) as copy:
+            connection.backup(copy)
+        part.replace(target)
+    except OSError as error:
+        raise _unwritable(target, str(error)) from None
+    finally:
+        part.unlink(missing_ok=True)
 
 
 def connect(path: Path) -> sqlite3.Connection:
@@ -121,7 +172,7 @@ def connect(path: Path) -> sqlite3.Connection:
     return connection
 
 
-def _inspect(path: Path) -> int:
+def inspect(path: Path) -> int:
     """Return the schema version, 0 for a file to be made; writes nothing, not even beside the file."""
     try:
         with path.open("rb") as file:
@@ -166,8 +217,8 @@ def _read_version(path: Path, immutable: bool) -> int:
         if version > SCHEMA_VERSION:
             raise input_error(
                 f"database '{path}'",
-                f"schema version {SCHEMA_VERSION} or older, which this release of flashrt reads",
-                f"version {version}, written by a newer release",
+                f"schema version {SCHEMA_VERSION} or older, which this release of flashrt ({__version__}) reads",
+                f"version {version}, written by {_release_of(connection, version)}",
                 "upgrade flashrt, or name another workspace; the file was left as it is",
                 rule="newer-database",
             )
@@ -179,8 +230,16 @@ def _read_version(path: Path, immutable: bool) -> int:
     return version
 
 
+def _release_of(connection: sqlite3.Connection, version: int) -> str:
+    try:
+        row = connection.execute("SELECT release FROM releases WHERE schema = ?", (version,)).fetchone()
+    except sqlite3.DatabaseError:
+        row = None
+    return f"flashrt {row[0]}" if row is not None else "a newer release"
+
+
 @contextmanager
-def _only_one(path: Path) -> Iterator[None]:
+def only_one(path: Path) -> Iterator[None]:
     try:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     except OSError as error:
@@ -209,7 +268,7 @@ def _explained(path: Path, error: sqlite3.Error) -> FlashrtError | sqlite3.Error
     if code in _UNWRITABLE_CODES:
         return _unwritable(path, str(error))
     if code in _DISK_CODES:
-        return ResourceMissingError(f"database '{path}': the disk refuses ({error}); free space and call again")
+        return ResourceMissingError(f"database '{path}': the disk refuses ({error}); make room on it and call again")
     if code in _BUSY_CODES:
         return ResourceMissingError(
             f"database '{path}': another process has kept it locked for {BUSY_TIMEOUT_S:.0f} s; call again",
@@ -235,8 +294,9 @@ def _corrupt(path: Path, got: str) -> FlashrtError:
         f"database '{path}'",
         "a sound database of FlashRT",
         got,
-        f"move '{path.name}' (and '{path.name}-wal', '{path.name}-shm') aside and call again: a new one is made; "
-        "the file was left as it is",
+        f"run \"python -P -m flashrt.variants.repair '{path.parent.parent}'\" with FlashRT's Python: it keeps the file "
+        f"as a backup and makes a new one of what can still be read; or move '{path.name}' (and '{path.name}-wal', "
+        f"'{path.name}-shm') aside and call again: a new one is made. The file was left as it is",
         rule="corrupt-database",
     )
 
