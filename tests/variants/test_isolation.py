@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -225,3 +226,29 @@ def test_a_workspace_that_the_repository_ignores_is_copied(repository: Path) -> 
     assert found.kind == "copy"
     assert tree(found.path) == {"ops.py": "here = 1\n"}
     assert state_of(repository) == before
+
+
+def test_files_that_come_and_go_while_they_are_copied_do_no_harm(tmp_path: Path) -> None:
+    source = tmp_path / "source"
+    source.mkdir()
+    (source / "stays.py").write_text("here")
+    stop = threading.Event()
+
+    def churn() -> None:
+        while not stop.is_set():
+            for number in range(40):
+                (source / f"{number}.part").write_text("gone soon")
+                (source / f"folder-{number}").mkdir(exist_ok=True)
+            for number in range(40):
+                (source / f"{number}.part").unlink()
+                (source / f"folder-{number}").rmdir()
+
+    thread = threading.Thread(target=churn)
+    thread.start()
+    try:
+        for number in range(60):
+            copying.copy_tree(source, tmp_path / f"copy-{number}", source)
+            assert (tmp_path / f"copy-{number}" / "stays.py").read_text() == "here"
+    finally:
+        stop.set()
+        thread.join()

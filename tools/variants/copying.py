@@ -34,11 +34,20 @@ def copy_tree(source: Path, destination: Path, root: Path) -> list[str]:
 
 
 def copy_entry(source: Path, destination: Path, root: Path) -> list[str]:
-    """Copy one file, link or folder; sockets, pipes and devices are left out. Returns as `copy_tree` does."""
+    """Copy one file, link or folder; sockets, pipes and devices are left out. Returns as `copy_tree` does.
+
+    What goes meanwhile, as others' temporary files do, is left out too.
+    """
     try:
-        status = source.lstat()
-    except FileNotFoundError:
+        return _copy(source, destination, root)
+    except FileNotFoundError as error:
+        if not Path(os.fsdecode(error.filename or "")).is_relative_to(source):
+            raise
         return []
+
+
+def _copy(source: Path, destination: Path, root: Path) -> list[str]:
+    status = source.lstat()
     destination.parent.mkdir(parents=True, exist_ok=True)
     if stat.S_ISLNK(status.st_mode):
         os.symlink(_held(source, root), destination)
