@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import shutil
 import sys
 from pathlib import Path
@@ -10,6 +11,11 @@ from flashrt.errors import input_error
 from flashrt.mcp_server.demo import application_root
 
 SKELETON = "skeleton"
+
+
+def run_init_command(options: argparse.Namespace) -> int:
+    """Carry out the command."""
+    return run_init(options.folder)
 
 
 def run_init(folder: Path) -> int:

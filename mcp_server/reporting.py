@@ -219,7 +219,9 @@ def draw_plan(workspace: Workspace, built: BuiltProgram | None, plan: Mapping[st
         for number, point in enumerate(plan["front"][:MAX_CHARTS], 1):
             try:
                 times, _ = workspace.document(plan["profile"], "profile", "the plan's profile")
-                cost = evaluate_placement(built, read_profile(times, built), read_deployment(point["deployment"], built))
+                cost = evaluate_placement(
+                    built, read_profile(times, built), read_deployment(point["deployment"], built)
+                )
             except InputError as error:
                 missing.append(f"point {number}: {error}")
                 continue

@@ -193,9 +193,7 @@ def short(value: float) -> str:
 class _Axes:
     """Scales of a chart, from the points that it shows."""
 
-    def __init__(
-        self, points: Sequence[tuple[float, float]], *, from_zero: bool = False, padded: bool = False
-    ) -> None:
+    def __init__(self, points: Sequence[tuple[float, float]], *, from_zero: bool = False, padded: bool = False) -> None:
         self.low_x, self.high_x = _range([x for x, _ in points], 0.1 if padded else 0.0)
         self.low_y, self.high_y = _range([y for _, y in points], 0.15 if padded else 0.06)
         if from_zero and self.low_y > 0:

@@ -41,3 +41,11 @@ for (const link of document.querySelectorAll('a[href^="#"]')) {
     if (target?.tagName === "DETAILS") target.open = true;
   });
 }
+// Whoever has no pointer scrolls wide tables with the arrow keys.
+for (const box of document.querySelectorAll(".scroll")) {
+  if (box.scrollWidth <= box.clientWidth) continue;
+  const caption = box.querySelector("caption, svg title");
+  box.tabIndex = 0;
+  box.setAttribute("role", "region");
+  box.setAttribute("aria-label", caption ? caption.textContent.trim() : "wide content");
+}
