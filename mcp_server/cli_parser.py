@@ -13,9 +13,8 @@ from flashrt.mcp_server.elastic_command import add_elastic
 from flashrt.mcp_server.plan_command import add_plan
 from flashrt.mcp_server.serving_command import add_plan_serving
 
-STATUS = """exit status: 0 done, 1 the answer is no (not equal, a run that is not valid, an audit with findings), 2 wrong
-usage, 5 a tool's error, 130 interrupted, 141 nobody reads the output any more"""
-GROUPS = {"variants": VARIANTS, "jobs": JOBS, "gpu": GPU}
+STATUS = """exit status: 0 done; 1 the answer is no (not equal, a run that is not valid, an audit with findings); 2
+wrong usage; 5 a tool's error; 130 interrupted; 141 nobody reads the output any more"""
 
 
 def build_parser(filled: Callable[[str], bool] = lambda name: True) -> argparse.ArgumentParser:

@@ -115,7 +115,8 @@ def _schema(tool: str) -> Schema:
         for name, one in parameters.items()
         if name != "self"
     }
-    return create_model(tool, **fields).model_json_schema()
+    made = create_model(tool, **fields)
+    return dict(made.model_json_schema())
 
 
 def add_command(commands: Any, command: Command, *, filled: bool) -> argparse.ArgumentParser:

@@ -226,14 +226,15 @@ def draw_plan(workspace: Workspace, built: BuiltProgram | None, plan: Mapping[st
                 missing.append(f"point {number}: {error}")
                 continue
             charts.append(gantt_chart(f"Point {number}: steady state", find_schedule(cost)))
-    return Drawn(plan, [front_chart(plan)], charts, missing)
+    return Drawn(plan, [("Period against latency", front_chart(plan))], charts, missing)
 
 
 def draw_run(workspace: Workspace, run: Mapping[str, Any]) -> Drawn:
     """Return a run with the drawings of its samples and its trace, as far as they are still there."""
     from flashrt.variants.report import Drawn, read_spans, read_timelines, run_charts, run_timeline
 
-    charts, timelines, missing = [], [], []
+    charts: list[tuple[str, str]] = []
+    timelines, missing = [], []
     paths = {name: workspace.root / path for name, path in (run.get("artifacts") or {}).items()}
     try:
         charts = run_charts(run, read_timelines(paths["samples"], run))

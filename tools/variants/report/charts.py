@@ -9,8 +9,10 @@ from dataclasses import dataclass
 from html import escape
 
 NUM_COLOURS = 6
-"""Classes ``c0`` to ``c5`` of the page; series differ by their dashes too."""
+"""Classes ``c0`` to ``c5`` of the page; series of few points differ by their dashes too."""
 MAX_POINTS = 400
+DENSE = 120
+"""Points from which on a line is thin and whole."""
 WIDTH, HEIGHT = 560, 250
 LEFT, RIGHT, TOP, BOTTOM = 62, 14, 14, 44
 ROW = 30
@@ -72,14 +74,13 @@ def line_chart(title: str, x_label: str, y_label: str, series: Sequence[Series],
     shown = cleaned if len(cleaned) > 1 else []
     legend = 20 * math.ceil(len(shown) / 3)
     parts = axes.frame(x_label, y_label)
-    for number, one in enumerate(cleaned):
+    looks = [f"c{number % NUM_COLOURS} {_dash(number, len(one.points))}" for number, one in enumerate(cleaned)]
+    for one, look in zip(cleaned, looks, strict=True):
         path = "".join(axes.path(one.points, one.steps))
-        colour = f"c{number % NUM_COLOURS} d{number // NUM_COLOURS % 3 if len(cleaned) > NUM_COLOURS else number % 3}"
-        parts.append(f'<path class="line {colour}" d="{path}"><title>{escape(one.name)}</title></path>')
+        parts.append(f'<path class="line {look}" d="{path}"><title>{escape(one.name)}</title></path>')
     for number, one in enumerate(shown):
         x, y = LEFT + 170 * (number % 3), HEIGHT + 14 + 20 * (number // 3)
-        colour = f"c{number % NUM_COLOURS} d{number // NUM_COLOURS % 3 if len(cleaned) > NUM_COLOURS else number % 3}"
-        parts.append(f'<path class="line {colour}" d="M{x} {y - 4}h26"/>')
+        parts.append(f'<path class="line {looks[number]}" d="M{x} {y - 4}h26"/>')
         parts.append(f'<text x="{x + 32}" y="{y}">{escape(_cut(one.name, 22))}</text>')
     lows = [min(y for _, y in one.points) for one in cleaned]
     highs = [max(y for _, y in one.points) for one in cleaned]
@@ -230,6 +231,11 @@ class _Axes:
                 yield f"H{self.x(x):.1f}V{self.y(y):.1f}"
             else:
                 yield f"L{self.x(x):.1f} {self.y(y):.1f}"
+
+
+def _dash(number: int, num_points: int) -> str:
+    # Between points that lie close, dashes look like noise.
+    return "dense" if num_points > DENSE else f"d{(number + number // NUM_COLOURS) % 3}"
 
 
 def _range(values: Sequence[float], pad: float) -> tuple[float, float]:

@@ -60,10 +60,16 @@ class ProgramPart:
 
 @dataclass(frozen=True)
 class Drawn:
-    """A record with its drawings, and what could not be drawn."""
+    """A record with its drawings, and what could not be drawn.
+
+    Parameters
+    ----------
+    charts
+        (what it shows, SVG).
+    """
 
     record: Mapping[str, Any]
-    charts: Sequence[str] = ()
+    charts: Sequence[tuple[str, str]] = ()
     timelines: Sequence[str] = ()
     missing: Sequence[str] = ()
 
@@ -129,8 +135,8 @@ def environment(*more: Path) -> Environment:
 
 def lineage(variants: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Return the variants that build on none, each with those that build on it below ``below``."""
-    nodes = {str(one["variant"]): {"variant": one, "below": []} for one in variants}
-    roots = []
+    nodes: dict[str, dict[str, Any]] = {str(one["variant"]): {"variant": one, "below": []} for one in variants}
+    roots: list[dict[str, Any]] = []
     for node in nodes.values():
         parent = nodes.get(str(node["variant"].get("parent")))
         (roots if parent is None else parent["below"]).append(node)

@@ -32,22 +32,23 @@ def read_timelines(samples: Path, run: Mapping[str, Any]) -> dict[str, Timeline]
     return {name: line for name, line in found.items() if len(line.due_ns)}
 
 
-def run_charts(run: Mapping[str, Any], lines: Mapping[str, Timeline]) -> list[str]:
-    """Return a run's drawings: latency, offsets, times between frames, and both as distributions."""
+def run_charts(run: Mapping[str, Any], lines: Mapping[str, Timeline]) -> list[tuple[str, str]]:
+    """Return a run's drawings, each with what it shows: latency, offsets, times between frames, distributions."""
     period_ms = run.get("period_ms")
     waited = {name: latencies_ms(line) for name, line in lines.items()}
     between = {name: np.diff(np.sort(line.all_visible_ns)) / 1e6 for name, line in lines.items()}
-    gaps = {name: np.sort(gaps_ms(line)) for name, line in lines.items()}
-    charts = [
-        line_chart("Latency from the intended send time", "batch after warm-up", "ms",
-                   [Series(name, _numbered(values)) for name, values in waited.items()], from_zero=True),
-        line_chart("Times between frames", "frame after warm-up", "ms",
-                   [Series(name, _numbered(values)) for name, values in between.items()]),
-    ]  # fmt: skip
+    gaps = {name: gaps_ms(line) for name, line in lines.items()}
+    over_batches = {"Latency from the intended send time": waited}
     if isinstance(period_ms, int | float) and period_ms > 0:
-        offsets = {name: offsets_ms(line, period_ms * 1e6).max(axis=1) for name, line in lines.items()}
-        series = [Series(name, _numbered(values)) for name, values in offsets.items()]
-        charts.append(line_chart("Offset of each batch from its schedule", "batch after warm-up", "ms", series))
+        over_batches["Offset of each batch from its schedule"] = {
+            name: offsets_ms(line, period_ms * 1e6).max(axis=1) for name, line in lines.items()
+        }
+    charts = [
+        (title, line_chart(title, "batch after warm-up", "ms", _lines(found), from_zero=title.startswith("Latency")))
+        for title, found in over_batches.items()
+    ]
+    title = "Times between frames"
+    charts.append((title, line_chart(title, "frame after warm-up", "ms", _lines(between))))
     for title, label, found in (
         ("Latency, as a distribution", "latency, ms", waited),
         ("Times between completed batches, as a distribution", "ms", gaps),
@@ -57,8 +58,12 @@ def run_charts(run: Mapping[str, Any], lines: Mapping[str, Timeline]) -> list[st
             for name, values in found.items()
             if len(values)
         ]
-        charts.append(line_chart(title, label, "share of batches", series))
-    return [chart for chart in charts if chart]
+        charts.append((title, line_chart(title, label, "share of batches", series)))
+    return [(title, chart) for title, chart in charts if chart]
+
+
+def _lines(found: Mapping[str, np.ndarray]) -> list[Series]:
+    return [Series(name, _numbered(values)) for name, values in found.items()]
 
 
 def _numbered(values: np.ndarray) -> list[tuple[float, float]]:
