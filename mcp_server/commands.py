@@ -137,6 +137,7 @@ def add_command(commands: Any, command: Command, *, filled: bool) -> argparse.Ar
             if name not in command.positional:
                 _add_option(parser, name, schema, required)
         parser.add_argument("--json", action="store_true", help="print the answer as JSON")
+        parser.add_argument("--get", metavar="KEY", help="print this part of the answer alone, such as front.0.id")
     return parser
 
 
@@ -255,13 +256,35 @@ def run_tool_command(options: argparse.Namespace) -> int:
     if answer is None:
         return EXIT_TOOL_ERROR
     record = dict(answer.record)
-    if options.json:
+    if options.json and options.get is None:
         print(json.dumps(record, indent=2))
-        sys.stdout.flush()
     if not answer.ok:
         print(answer.text, file=sys.stderr)
         return EXIT_TOOL_ERROR
-    if not options.json:
+    if options.get is not None:
+        print(part_of(record, options.get))
+    elif not options.json:
         show(command.tool, record, options.workspace)
-        sys.stdout.flush()
+    sys.stdout.flush()
     return EXIT_NO if command.says_no(record) else 0
+
+
+def part_of(record: Any, path: str) -> str:
+    """Return the part of an answer at a dotted path: text as it is, anything else as JSON.
+
+    Raises
+    ------
+    InputError
+        There is none; the names that there are at that place are said.
+    """
+    from flashrt.errors import listed
+
+    for step in path.split("."):
+        names = [str(name) for name in (record if isinstance(record, Mapping) else range(len(record))
+                                        if isinstance(record, list) else ())]  # fmt: skip
+        if step not in names:
+            raise input_error(f"option --get '{path}'", f"one of {listed(names, 30)}", f"'{step}'",
+                              "name one of them; --json shows the whole answer", rule="no-such-part", valid=names,
+                              name=step)  # fmt: skip
+        record = record[int(step)] if isinstance(record, list) else record[step]
+    return record if isinstance(record, str) else json.dumps(record)

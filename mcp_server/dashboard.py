@@ -43,6 +43,10 @@ FOLDER = Path(__file__).parent
 
 def look(workspace: Workspace) -> dict[str, Any]:
     """Return what the page shows, as JSON values; a part that cannot be read says why."""
+    if not (workspace.root / ".flashrt" / "flashrt.db").is_file():
+        # Looking makes nothing.
+        queue = {"variants": [], "may_stop": False, "in_the_way": []}
+        return {"jobs": [], "devices": _try(_devices), "queue": queue, "runs": []}
     return {
         "jobs": _try(partial(_jobs, workspace)),
         "devices": _try(_devices),

@@ -39,6 +39,6 @@ def run_init(folder: Path) -> int:
     program = folder / "program.yaml"
     program.write_text(program.read_text().replace(f"name: {SKELETON}", f"name: '{name}'"))
     print(f"laid out {folder}: {', '.join(sorted(path.name for path in folder.iterdir()))}")
-    print(f"next: cd {folder}, then the four calls of README.md; they work as they are")
+    print(f"next: cd {folder}, then the four commands of README.md; they work as they are")
     sys.stdout.flush()
     return 0

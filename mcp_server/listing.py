@@ -77,7 +77,7 @@ def run_variants(options: argparse.Namespace) -> int:
     """Carry out ``flashrt variants`` without an action, which is its ``list``."""
     from flashrt.mcp_server.commands import VARIANTS, run_tool_command
 
-    return run_tool_command(argparse.Namespace(**vars(options), tool_command=VARIANTS[0]))
+    return run_tool_command(argparse.Namespace(**vars(options), tool_command=VARIANTS[0], get=None))
 
 
 def run_jobs(options: argparse.Namespace) -> int:
