@@ -266,6 +266,7 @@ def run_dashboard(options: argparse.Namespace) -> int:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             listener.bind((HOST, options.port))
+            listener.listen()
         except (OSError, OverflowError) as error:
             raise input_error(
                 "option --port", f"a free port of {HOST}", f"{options.port} ({error})",

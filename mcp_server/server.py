@@ -96,7 +96,12 @@ class FlashrtServer(MCPServer[Any]):
         """List the tools, those of the table with the schema of what they return."""
         tools = await super().list_tools()
         return [
-            tool.model_copy(update={"output_schema": output_schema(self.table[tool.name])})
+            tool.model_copy(
+                update={
+                    "input_schema": without_titles(tool.input_schema),
+                    "output_schema": output_schema(self.table[tool.name]),
+                }
+            )
             if tool.name in self.table
             else tool
             for tool in tools
@@ -212,6 +217,14 @@ def _argument_findings(tool: str, error: ValidationError, properties: Mapping[st
                     nearest=near)
         )  # fmt: skip
     return findings
+
+
+def without_titles(schema: Any) -> Any:
+    """Return a schema without the titles that repeat each argument's name: they cost every agent's context."""
+    if isinstance(schema, Mapping):
+        return {key: without_titles(value) for key, value in schema.items()
+                if key != "title" or not isinstance(value, str)}  # fmt: skip
+    return [without_titles(one) for one in schema] if isinstance(schema, list) else schema
 
 
 def success(result: Mapping[str, Any]) -> CallToolResult:

@@ -127,7 +127,7 @@ def test_answers_are_tables_json_or_a_part_and_a_no_ends_with_1(workspace: Path)
     assert "batch 5" in other.stdout
     part = flashrt(*same, "--get", "outputs.frames.mismatched", cwd=workspace)
     assert (part.returncode, part.stdout) == (0, "0\n")
-    refused = flashrt("check", "reference.py:serve", "variants.py:nothing", "inputs.py:batch", cwd=workspace)
+    refused = flashrt("check", "reference.py:serve", "absent.py:serve", "inputs.py:batches", cwd=workspace)
     assert refused.returncode == 5
     assert refused.stdout == ""
     jobs = flashrt("jobs", "--json", cwd=workspace)
@@ -151,7 +151,9 @@ def test_variants_and_leases_have_commands(workspace: Path) -> None:
     assert listed.returncode == 0
     assert "chunks [red]leave[/]" in listed.stdout
     assert "the search may not stop yet" in listed.stdout
-    decided = flashrt("variants", "update", variant, "removed", "--reason", "tried", "--json", cwd=workspace)
+    decided = flashrt(
+        "variants", "update", variant, "removed", "--reason", "no faster than before", "--json", cwd=workspace
+    )
     assert json.loads(decided.stdout)["may_stop"] is True
     leased = flashrt("gpu", "acquire", "1", "a test", "--kind", "cpu", "--ttl-s", "60", "--get", "lease", cwd=workspace)
     assert leased.returncode == 0, leased.stderr

@@ -123,7 +123,8 @@ def timeline_chart(title: str, spans: Sequence[Span], lines: Mapping[float, str]
     left, width = 150, 900
     scale = (width - left - RIGHT) / ((high - low) or 1.0)
     bottom = TOP + ROW * len(rows)
-    parts = ['<defs><pattern id="hatch" width="6" height="6" patternUnits="userSpaceOnUse" '
+    hatch = f"hatch-{next(_ids)}"
+    parts = [f'<defs><pattern id="{hatch}" width="6" height="6" patternUnits="userSpaceOnUse" '
              'patternTransform="rotate(45)"><path class="hatch" d="M0 0v6"/></pattern></defs>']  # fmt: skip
     for number, row in enumerate(rows):
         y = TOP + ROW * number
@@ -142,7 +143,7 @@ def timeline_chart(title: str, spans: Sequence[Span], lines: Mapping[float, str]
         parts.append(f'<g><title>{escape(one.says)}</title><rect class="bar c{one.colour % NUM_COLOURS}{marked}" '
                      f'{box}/>')  # fmt: skip
         if "cycle" in one.marks:
-            parts.append(f'<rect fill="url(#hatch)" {box}/>')
+            parts.append(f'<rect fill="url(#{hatch})" {box}/>')
         if 6.6 * len(one.label) < wide:
             parts.append(f'<text class="onbar middle" x="{x + wide / 2:.1f}" y="{y + 15}">{escape(one.label)}</text>')
         parts.append("</g>")
