@@ -53,7 +53,8 @@ INSTRUCTIONS = """FlashRT deploys real-time multimodal applications on many devi
 The loop: ir_build (write the application as a program document) -> ir_interpret with the reference as baseline
 (prove it) -> ir_audit (check what it declares) -> profile_measure -> plan_deployment (the proved front of placements;
 its documents run as they stand) -> analyze with seed_queue -> then for each variant: variant_next, implement it in its
-folder, equivalence_check against the reference, bench_run, variant_update. Stop when variant_list says may_stop.
+folder, equivalence_check against the reference, bench_run, variant_update. Stop when variant_list says may_stop, and
+report_write.
 gpu_acquire before measuring, gpu_release at the end. Arguments take paths inside the workspace or ids that earlier
 calls returned. Jobs answer with an id: call job_wait until the state is final. Every error says what to change and
 what to call next."""

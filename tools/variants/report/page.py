@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import json
 import math
 from collections.abc import Mapping, Sequence
@@ -112,11 +114,17 @@ class Contents:
 
 def render_report(contents: Contents) -> str:
     """Return the page: one file that loads nothing, with style, drawings and a script for its tables inside."""
-    roots = lineage(contents.variants.get("variants") or [])
+    runs = [one.record for one in contents.runs]
+    script = SCRIPT.read_text(encoding="utf-8")
     return environment().get_template("report.html").render(
-        c=contents, roots=roots, style=STYLE.read_text(encoding="utf-8"), script=SCRIPT.read_text(encoding="utf-8"),
-        best=best_runs([one.record for one in contents.runs]), hosts=hosts([one.record for one in contents.runs]),
+        c=contents, roots=lineage(contents.variants.get("variants") or []), best=best_runs(runs), hosts=hosts(runs),
+        style=STYLE.read_text(encoding="utf-8"), script=script, script_hash=fingerprint(script),
     )  # fmt: skip
+
+
+def fingerprint(script: str) -> str:
+    """Return what a policy names the one script by that may run."""
+    return "sha256-" + base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
 
 
 @cache
