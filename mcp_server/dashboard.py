@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import hmac
 import json
+import logging
 import secrets
 import signal
 import sys
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
 
 HOST = "127.0.0.1"
 EVERY_S = 1.0
+GRACE_S = 2
+"""For answers that are on their way when the page is ended."""
 MAX_JOBS, MAX_RUNS = 30, 30
 LOG_BYTES = 4000
 POLICY = (
@@ -149,6 +152,8 @@ class Dashboard:
     def __init__(self, workspace: Workspace) -> None:
         self.workspace = workspace
         self.token = secrets.token_urlsafe(32)
+        self.ended = False
+        """Whether streams of events are to end, which they never do by themselves."""
 
     def application(self, port: int) -> ASGIApp:
         """Return the application, which answers under this port of the loopback address alone."""
@@ -203,11 +208,13 @@ class Dashboard:
         import anyio
 
         said = ""
-        while not await request.is_disconnected():
+        while not self.ended and not await request.is_disconnected():
             now = json.dumps(await self._look(), default=str)
             yield f"data: {now}\n\n" if now != said else ": nothing new\n\n"
             said = now
-            await anyio.sleep(EVERY_S)
+            until = anyio.current_time() + EVERY_S
+            while not self.ended and anyio.current_time() < until:
+                await anyio.sleep(EVERY_S / 10)
 
     async def _look(self) -> dict[str, Any]:
         import anyio
@@ -277,21 +284,25 @@ def run_dashboard(options: argparse.Namespace) -> int:
         print(f"dashboard of {workspace.root}: {address} (Ctrl-C ends it)", flush=True)
         if not options.no_open and sys.stdout.isatty():
             webbrowser.open(address)
-        return _serve(Dashboard(workspace).application(port), listener)
+        return _serve(Dashboard(workspace), port, listener)
 
 
-def _serve(application: ASGIApp, listener: Any) -> int:
+def _serve(dashboard: Dashboard, port: int, listener: Any) -> int:
     import uvicorn
 
     ended: list[int] = []
 
     class Server(uvicorn.Server):
         def handle_exit(self, sig: int, frame: Any) -> None:
-            # Streams of events never end by themselves, so nothing is waited for.
+            # What is cut off now is no error; a second signal waits for nothing.
+            logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)
+            self.force_exit = bool(ended)
             ended.append(sig)
-            self.should_exit = self.force_exit = True
+            dashboard.ended = self.should_exit = True
 
-    config = uvicorn.Config(application, log_level="warning", timeout_graceful_shutdown=1, lifespan="off")
+    config = uvicorn.Config(
+        dashboard.application(port), log_level="warning", timeout_graceful_shutdown=GRACE_S, lifespan="off"
+    )
     try:
         Server(config).run(sockets=[listener])
     except KeyboardInterrupt:
