@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import shutil
 import time
@@ -89,6 +90,13 @@ def prepare_workspace(app: str, folder: Path) -> Path:
     shutil.copytree(known[app], workspace, ignore=shutil.ignore_patterns("__pycache__", "*.pyc"))
     (workspace / MARK).write_text("made by flashrt demo; may be deleted\n")
     return workspace
+
+
+def run_demo_command(options: argparse.Namespace) -> int:
+    """Carry out the command."""
+    return run_demo(
+        options.app, options.workspace, options.json, quick=options.quick, real=options.real, whole=options.all
+    )
 
 
 def run_demo(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import signal
@@ -47,6 +48,11 @@ class DeployOptions:
     seed: int = 0
     period_ms: float | None = None
     trace: Path | None = None
+
+
+def run_deploy_command(options: argparse.Namespace) -> int:
+    """Carry out the command."""
+    return run_deploy(DeployOptions(**{key: value for key, value in vars(options).items() if key != "command"}))
 
 
 def run_deploy(options: DeployOptions) -> int:

@@ -31,7 +31,8 @@ def add_elastic(commands: Any) -> list[argparse.ArgumentParser]:
             "--island-size", type=int, help="devices that fast links join (default: all, or the lease's)"
         )
         parser.add_argument("--policy", help="one policy (simulate: default all; serve: elastic)")
-        parser.add_argument("--json", type=Path, metavar="FILE", help="write all figures to FILE")
+        parser.add_argument("--json", type=Path, nargs="?", const=Path("-"), metavar="FILE",
+                            help="write all figures to FILE, or print them alone where none is named")  # fmt: skip
     return [simulate, serve]
 
 
@@ -55,7 +56,8 @@ def run_elastic(options: argparse.Namespace) -> int:
     console.width = max(console.width, 120)
     record, simulations = compare(question, policies)
     record["notes"] += notes
-    console.print(policy_table(record))
+    if options.json != Path("-"):
+        console.print(policy_table(record))
     lines = [f"{name}: B = {one['best_degree']}, the VAE's degree {one['vae_degree']}"
              for name, one in record["classes"].items()]  # fmt: skip
     lines += [f"times: {record['provenance']} ({question.profile.name}); figures: predicted; {record['rate_per_s']:g} "
@@ -77,6 +79,9 @@ def run_elastic(options: argparse.Namespace) -> int:
         )
         lines += [f"wrote {path}" for path in paths.values()]
     lines += [f"note: {note}" for note in record["notes"]]
+    if options.json == Path("-"):
+        print(json.dumps(record, indent=1))
+        return 0
     for line in lines:
         console.print(line, markup=False, highlight=False, soft_wrap=True)
     if options.json is not None:

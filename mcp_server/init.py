@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import shutil
 import sys
 from pathlib import Path
@@ -10,6 +11,11 @@ from flashrt.errors import input_error
 from flashrt.mcp_server.demo import application_root
 
 SKELETON = "skeleton"
+
+
+def run_init_command(options: argparse.Namespace) -> int:
+    """Carry out the command."""
+    return run_init(options.folder)
 
 
 def run_init(folder: Path) -> int:
@@ -33,6 +39,6 @@ def run_init(folder: Path) -> int:
     program = folder / "program.yaml"
     program.write_text(program.read_text().replace(f"name: {SKELETON}", f"name: '{name}'"))
     print(f"laid out {folder}: {', '.join(sorted(path.name for path in folder.iterdir()))}")
-    print(f"next: cd {folder}, then the four calls of README.md; they work as they are")
+    print(f"next: cd {folder}, then the four commands of README.md; they work as they are")
     sys.stdout.flush()
     return 0

@@ -1,7 +1,8 @@
-"""The tools and their arguments as text, for ``flashrt call --list`` and ``--describe``."""
+"""What there is, as text: the tools and their arguments, the jobs, the variants."""
 
 from __future__ import annotations
 
+import argparse
 import json
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -70,3 +71,31 @@ def _type(schema: Mapping[str, Any]) -> str:
 
 def _bounds(schema: Mapping[str, Any]) -> list[str]:
     return [f"{words} {option[key]}" for option in _options(schema) for key, words in _BOUNDS.items() if key in option]
+
+
+def run_variants(options: argparse.Namespace) -> int:
+    """Carry out ``flashrt variants`` without an action, which is its ``list``."""
+    from flashrt.mcp_server.commands import VARIANTS, run_tool_command
+
+    return run_tool_command(argparse.Namespace(**vars(options), tool_command=VARIANTS[0], get=None))
+
+
+def run_jobs(options: argparse.Namespace) -> int:
+    """Print the workspace's jobs, the newest first."""
+    from rich.console import Console
+
+    from flashrt.mcp_server.jobs import list_jobs
+    from flashrt.mcp_server.rendering import MIN_WIDTH, table
+
+    jobs = list_jobs(Workspace(options.workspace).root)
+    if options.json:
+        print(json.dumps({"jobs": [job.as_dict() for job in jobs]}, indent=2, default=str))
+        return 0
+    rows = [
+        (job.job, job.tool, job.state, f"{job.progress:.0%}", (job.started_at or "")[:19], job.error or job.message)
+        for job in jobs
+    ]
+    console = Console()
+    console.width = max(console.width, MIN_WIDTH)
+    console.print(table("", ("job", "tool", "state", "#progress", "began", "says"), rows))
+    return 0

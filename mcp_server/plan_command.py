@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -37,6 +38,7 @@ def add_plan(commands: Any) -> argparse.ArgumentParser:
     plan.add_argument("--max-stagger", type=int, default=0, help="by how many batches a device's operations may differ")
     plan.add_argument("--split-states", action="store_true", help="users of a written state in several groups too")
     plan.add_argument("--min-gain", type=float, help="points that gain less are listed, not shown (default: 0.005)")
+    plan.add_argument("--json", action="store_true", help="print the front with its deployments as JSON")
     plan.add_argument("--plots", type=Path, metavar="FOLDER", help="write the front and every point's Gantt chart")
     plan.add_argument("--out", type=Path, metavar="FOLDER", help="write every deployment, to a folder of the workspace")
     return plan
@@ -59,7 +61,8 @@ def run_plan(options: argparse.Namespace) -> int:
     console, errors = Console(), Console(stderr=True)
     with errors.status("searching") as status:
         result = ask(question, lambda _, message: status.update(message))
-    console.print(_table(result.points))
+    if not options.json:
+        console.print(_table(result.points))
     lines = [f"times: {result.provenance} ({question.profile_name}); figures: predicted; whole front: {result.proof}"]
     for number, point in enumerate(result.points, 1):
         lines += [f"{number}. {point.period_because}", f"   {point.latency_because}", f"   {point.one_more_device}"]
@@ -81,6 +84,12 @@ def run_plan(options: argparse.Namespace) -> int:
     if options.plots is not None:
         paths, missing = draw(question, result, options.plots)
         lines += [f"wrote {paths['front_html']}", f"wrote {len(paths['gantt'])} Gantt charts beside it", *missing]
+    if options.json:
+        record = {"front": [point.as_dict() for point in result.points], "proof": result.proof.as_dict(),
+                  "left_out": [one.as_dict() for one in result.left_out], "ranked": ranked,
+                  "notes": [*question.notes, *result.notes]}  # fmt: skip
+        print(json.dumps(record, indent=2, default=str))
+        return 0
     for line in lines:
         console.print(line, markup=False, highlight=False, soft_wrap=True)
     return 0

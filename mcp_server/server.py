@@ -59,7 +59,8 @@ INSTRUCTIONS = """FlashRT deploys real-time multimodal applications on many devi
 The loop: ir_build (write the application as a program document) -> ir_interpret with the reference as baseline
 (prove it) -> ir_audit (check what it declares) -> profile_measure -> plan_deployment (the proved front of placements;
 its documents run as they stand) -> analyze with seed_queue -> then for each variant: variant_next, implement it in its
-folder, equivalence_check against the reference, bench_run, variant_update. Stop when variant_list says may_stop.
+folder, equivalence_check against the reference, bench_run, variant_update. Stop when variant_list says may_stop, and
+report_write.
 gpu_acquire before measuring, gpu_release at the end. Arguments take paths inside the workspace or ids that earlier
 calls returned. Jobs answer with an id: call job_wait until the state is final. Every error says what to change and
 what to call next."""
@@ -102,7 +103,12 @@ class FlashrtServer(MCPServer[Any]):
         """List the tools, those of the table with the schema of what they return."""
         tools = await super().list_tools()
         return [
-            tool.model_copy(update={"output_schema": output_schema(self.table[tool.name])})
+            tool.model_copy(
+                update={
+                    "input_schema": without_titles(tool.input_schema),
+                    "output_schema": output_schema(self.table[tool.name]),
+                }
+            )
             if tool.name in self.table
             else tool
             for tool in tools
@@ -221,6 +227,14 @@ def _argument_findings(tool: str, error: ValidationError, properties: Mapping[st
                     nearest=near)
         )  # fmt: skip
     return findings
+
+
+def without_titles(schema: Any) -> Any:
+    """Return a schema without the titles that repeat each argument's name: they cost every agent's context."""
+    if isinstance(schema, Mapping):
+        return {key: without_titles(value) for key, value in schema.items()
+                if key != "title" or not isinstance(value, str)}  # fmt: skip
+    return [without_titles(one) for one in schema] if isinstance(schema, list) else schema
 
 
 def success(result: Mapping[str, Any]) -> CallToolResult:

@@ -31,6 +31,7 @@ def add_plan_serving(commands: Any) -> argparse.ArgumentParser:
         "--measured", type=Path, metavar="FILE", help="make a serving profile of measured profiles, and end"
     )
     plan.add_argument("--out", type=Path, metavar="FOLDER", help="write deployment, pictures and JSON")
+    plan.add_argument("--json", action="store_true", help="print the answer as JSON")
     plan.add_argument("--examples", type=Path, metavar="FOLDER", help="copy the documents that FlashRT ships, and end")
     return plan
 
@@ -81,7 +82,8 @@ def run_plan_serving(options: argparse.Namespace) -> int:
     table = Table("node", "executors", "load")
     for row in serving.table_rows(record):
         table.add_row(*row)
-    console.print(table)
+    if not options.json:
+        console.print(table)
     plan = record["plan"]
     lines = [
         f"goodput {plan['goodput_per_s']:.4g} ± {plan['goodput_error_95']:.2g} requests/s "
@@ -93,10 +95,14 @@ def run_plan_serving(options: argparse.Namespace) -> int:
     if question.emulate_requests:
         with errors.status("running on emulated executors"):
             shown = serving.run_plan(question, answer)
+        record["emulation"] = shown
         lines.append(
             f"EMULATED: {shown['goodput_per_s']:.4g} requests/s good, {shown['predicted_goodput_per_s']:.4g} predicted "
             f"for the same {shown['requests']} requests, {shown['executors']} executors"
         )
+    if options.json:
+        print(serving.as_text(record))
+        return 0
     for line in [*lines, *(f"wrote {path}" for path in paths.values())]:
         console.print(line, markup=False, highlight=False, soft_wrap=True)
     return 0

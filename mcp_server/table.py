@@ -131,4 +131,9 @@ TABLE: tuple[Tool, ...] = (
     Tool("variant_list", "All variants with lineage; may_stop, and what still stands in its way.", True),
     Tool("job_wait", "Wait up to wait_s for a job: state, progress, result or error.", True),
     Tool("job_cancel", "End a job and every process it started.", destructive=True),
+    Tool(
+        "report_write",
+        "Write one HTML page of the workspace: program, analysis, front, variants with lineage and verdicts, runs with "
+        "plots and timelines, comparisons, audits, environment. Call it when variant_list says may_stop.",
+    ),
 )

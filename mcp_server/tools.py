@@ -10,6 +10,7 @@ from pydantic import Field
 from flashrt.errors import Finding, InputError, input_error, listed
 from flashrt.mcp_server.devices import device_names
 from flashrt.mcp_server.planner_tools import PlannerTools, RequireAuditArgument
+from flashrt.mcp_server.reporting import ReportTools
 from flashrt.mcp_server.workspace import write_whole
 
 if TYPE_CHECKING:
@@ -51,7 +52,7 @@ NeighboursArgument = Annotated[
 ConfigArgument = Annotated[dict[str, Any] | None, Field(description="The application's own options")]
 
 
-class Tools(PlannerTools):
+class Tools(PlannerTools, ReportTools):
     """The tools' functions, bound to one workspace; each returns a JSON-ready mapping."""
 
     def ir_build(

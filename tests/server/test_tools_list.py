@@ -23,7 +23,7 @@ MAX_CHARACTERS = 40_000
 NAMES = {
     "ir_build", "ir_interpret", "analyze", "profile_measure", "plan_deployment", "equivalence_check", "bench_run",
     "bench_compare", "gpu_status", "gpu_acquire", "gpu_renew", "gpu_release", "variant_add", "variant_next",
-    "variant_update", "variant_list", "job_wait", "job_cancel",
+    "variant_update", "variant_list", "job_wait", "job_cancel", "report_write",
 }  # fmt: skip
 READ_ONLY = {"gpu_status", "variant_list", "job_wait"}
 DESTRUCTIVE = {"gpu_release", "job_cancel"}

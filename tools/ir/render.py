@@ -112,8 +112,14 @@ def _mermaid_end(prefix: str, end: str, side: str) -> str:
 BOX_WIDTH, BOX_HEIGHT, GAP_X, GAP_Y, MARGIN = 150, 46, 90, 26, 24
 
 
-def to_svg(program: Program) -> str:
-    """Return a drawing of every graph, one below the other, nodes in columns by depth."""
+def to_svg(program: Program, *, embedded: bool = False) -> str:
+    """Return a drawing of every graph, one below the other, nodes in columns by depth.
+
+    Parameters
+    ----------
+    embedded
+        Without colours and background of its own, for a page whose style has those of its classes below ``.program``.
+    """
     parts: list[str] = []
     top, width = MARGIN, 0
     for name, graph in program.graphs.items():
@@ -133,6 +139,12 @@ def to_svg(program: Program) -> str:
         '<path d="M0 0 L8 4 L0 8 z" fill="#57606a"/></marker>'
     )
     title = f"<title>Program {escape(program.name)}</title>"
+    if embedded:
+        whole = f"{width + 2 * MARGIN} {top}"
+        return (
+            f'<svg class="program" viewBox="0 0 {whole}" width="{width + 2 * MARGIN}" height="{top}" role="img">{title}'
+            f"<defs>{marker}</defs>{''.join(parts)}</svg>"
+        )
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{width + 2 * MARGIN}" height="{top}" role="img">{title}'
         f'<style>{style}</style><defs>{marker}</defs><rect width="100%" height="100%" fill="#fff"/>'
