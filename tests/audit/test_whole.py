@@ -132,3 +132,49 @@ def test_the_command_prints_findings_with_their_repair(tmp_path: Path) -> None:
     wrong = subprocess.run([*command, "--degrees", "two"], capture_output=True, text=True, check=False, cwd=folder)
     assert wrong.returncode == 2
     assert "option --degrees" in wrong.stderr
+
+
+CHATTY = """
+import os
+import numpy as np
+
+LARGE = os.path.join(os.path.dirname(os.path.abspath(__file__)), "table.bin")
+
+def load(context):
+    print("progress loading weights")
+    calls = []
+
+    def u(inputs, state):
+        print("progress epoch 3")
+        calls.append(1)
+        table = np.memmap(LARGE, dtype=np.uint8, mode="r+")
+        table[0] = len(calls)
+        with open(LARGE, "r+b") as file:
+            file.seek(1)
+            file.write(bytes([len(calls)]))
+        return {"y": inputs["x"] * int(table[0])}
+
+    return {"u": u}
+"""
+
+
+def test_what_ops_print_and_large_files_that_they_write_do_no_harm(tmp_path: Path) -> None:
+    document = flat_graph({"u": {"op": "u"}}, [edge("x", "u.x"), edge("u.y", "y")])
+    folder = write(tmp_path, document, CHATTY)
+    size = 17 << 20
+    (folder / "table.bin").write_bytes(b"\x07" * size)
+    found = audit(folder, other_process=False)
+    assert not found["clean"]
+    assert (folder / "table.bin").stat().st_size == size
+    assert (folder / "table.bin").read_bytes()[2:] == b"\x07" * (size - 2)
+    assert [path.name for path in folder.glob("*.aside-*")] == []
+    assert "progress epoch 3" in (folder / "files" / "audit.log").read_text()
+
+
+def test_ops_that_do_not_load_are_given_up_and_undeclared_degrees_refused(tmp_path: Path) -> None:
+    document = flat_graph({"u": {"op": "u"}}, [edge("x", "u.x"), edge("u.y", "y")])
+    folder = write(tmp_path, document, "import time\n\ndef load(context):\n    time.sleep(600)\n")
+    with pytest.raises(InputError, match="loaded within 2 s"):
+        audit(folder, timeout_s=2)
+    with pytest.raises(InputError, match="argument 'degrees'"):
+        audit(folder, degrees=[2])

@@ -8,12 +8,19 @@ import sysconfig
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from enum import Enum
 from pathlib import Path
 from typing import Any
 
 MAX_KEPT_BYTES = 16 << 20
 SYSTEM = ("/proc", "/sys", "/dev")
 CACHES = ("__pycache__", ".cache", "site-packages", "torchinductor", "triton")
+
+
+class Unknown(Enum):
+    """Stands for content that nobody has."""
+
+    NOT_KEPT = "too large to keep, or changed before anybody looked: such files are left alone"
 
 
 @dataclass
@@ -30,8 +37,8 @@ class FileWatch:
 
     def __init__(self, folder: Path) -> None:
         self.uses: dict[str, FileUse] = {}
-        self.before: dict[str, bytes | None] = {}
-        """File that an op wrote -> what it held before; None: it was not there."""
+        self.before: dict[str, Any] = {}
+        """File that an op wrote -> the bytes that it held before; None: it was not there; or `Unknown.NOT_KEPT`."""
         self._folder = folder
         self._current: str | None = None
         self._apart = (*SYSTEM, sysconfig.get_path("stdlib"), sysconfig.get_path("purelib"), sys.prefix + "/lib")
@@ -63,7 +70,7 @@ class FileWatch:
         now = dict(self._stamped())
         for name, stamp in now.items():
             if self._stamps.get(name) != stamp and name not in self.before and not self._ignored(name):
-                self.before[name] = None
+                self.before[name] = Unknown.NOT_KEPT if name in self._stamps else None
                 self.uses.setdefault(operation, FileUse()).written.add(name)
         self._stamps = now
 
@@ -107,18 +114,26 @@ def _modes(mode: Any, flags: Any) -> tuple[bool, bool]:
     return access != os.O_WRONLY, access != os.O_RDONLY
 
 
-def _content(name: str) -> bytes | None:
-    if not os.path.isfile(name) or os.path.getsize(name) > MAX_KEPT_BYTES:
+def _content(name: str) -> Any:
+    if not os.path.lexists(name):
         return None
+    if not os.path.isfile(name) or os.path.getsize(name) > MAX_KEPT_BYTES:
+        return Unknown.NOT_KEPT
     with open(name, "rb") as file:
         return file.read()
 
 
-def put_back(name: str, content: bytes | None) -> bytes | None:
-    """Give a file another content, or remove it; return what it held."""
-    held = _content(name)
-    if content is None:
-        Path(name).unlink(missing_ok=True)
-    else:
-        Path(name).write_bytes(content)
-    return held
+@contextmanager
+def replaced(name: str, content: bytes | None) -> Iterator[None]:
+    """Let a file hold something else, or be absent, for a while; it is moved aside meanwhile, never removed."""
+    path, aside = Path(name), Path(f"{name}.aside-{os.getpid()}")
+    if path.exists():
+        path.rename(aside)
+    try:
+        if content is not None:
+            path.write_bytes(content)
+        yield
+    finally:
+        path.unlink(missing_ok=True)
+        if aside.exists():
+            aside.rename(path)

@@ -44,6 +44,9 @@ SEVERITY: Mapping[str, Severity] = {
 }  # fmt: skip
 """An error makes what the analysis proves untrue; a warning costs parallelism; a hint is advice. Default: error."""
 
+LOADED = 0.08
+"""Progress once the ops are loaded: from then on every piece of work has a limit of its own."""
+
 
 @dataclass(frozen=True)
 class AuditFinding:

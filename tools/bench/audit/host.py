@@ -13,11 +13,12 @@ import subprocess
 import sys
 import traceback
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from flashrt.bench.audit.findings import Findings
+from flashrt.bench.audit.findings import LOADED, Findings
 from flashrt.bench.audit.forks import ForkFailedError, in_fork
 from flashrt.bench.audit.inside import (
     LOOKED_AT,
@@ -42,11 +43,17 @@ from flashrt.ir.execute import Piece
 from flashrt.runtime.lifeline import die_with_parent
 
 SEEDS = 12345
+PROGRESS: int | None = None
+"""The descriptor on which whoever started this process hears of progress."""
 
 
 def main(arguments: Sequence[str]) -> int:
     """Audit what the specification names and write the result beside it; return the exit status."""
+    global PROGRESS
     path = Path(arguments[0])
+    # What ops print goes to the log: only the audit itself speaks of progress.
+    PROGRESS = os.dup(1)
+    os.dup2(2, 1)
     spec = json.loads(path.read_text())
     die_with_parent(spec["parent"])
     try:
@@ -54,9 +61,7 @@ def main(arguments: Sequence[str]) -> int:
             _plain(spec)
             return 0
         result = audit(spec)
-    except AuditedOpsError as error:
-        result = {"refused": [asdict(finding) for finding in error.findings], "text": str(error)}
-    except InputError as error:
+    except (AuditedOpsError, InputError) as error:
         result = {"refused": [asdict(finding) for finding in error.findings], "text": str(error)}
     part = Path(spec["out"]).with_suffix(".part")
     part.write_text(json.dumps(result))
@@ -90,6 +95,7 @@ def audit(spec: Mapping[str, Any]) -> dict[str, Any]:
     other = _start(spec, 0, hash_seed="1") if spec["other_process"] else None
     try:
         loaded, watch = load(built, spec["config"], spec["timeout_s"])
+        _say(LOADED, "loaded")
         load_s = (monotonic_ns() - begun) / 1e9
         inside = audit_inside(built, items, loaded, watch, _say)
         if other is not None:
@@ -125,7 +131,10 @@ def audit(spec: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _say(share: float, text: str) -> None:
-    print(f"progress {share} {text}", flush=True)
+    if PROGRESS is None:
+        return
+    with suppress(OSError):
+        os.write(PROGRESS, f"{share} {text}\n".encode())
 
 
 def _time_plain(loaded: Loaded, items: Sequence[Mapping[str, Any]], findings: Findings) -> float | None:

@@ -206,7 +206,7 @@ class Notes:
     late: list[tuple[int, str]] = field(default_factory=list)
     """(batch, instance) that changed without an operation that was seen to do it."""
     files: dict[str, FileUse] = field(default_factory=dict)
-    files_before: dict[str, bytes | None] = field(default_factory=dict)
+    files_before: dict[str, Any] = field(default_factory=dict)
     changes: dict[str, str] = field(default_factory=dict)
     """Place beside the states that changed -> its kind."""
     ns: int = 0

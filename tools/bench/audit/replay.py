@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from flashrt.bench.audit.files import put_back
+from flashrt.bench.audit.files import Unknown, replaced
 from flashrt.bench.audit.findings import Findings, Kind
 from flashrt.bench.audit.forks import ForkFailedError, in_fork, stream_from_fork
 from flashrt.bench.audit.places import find_places, fingerprints
@@ -249,7 +249,8 @@ def _explain(loaded: Loaded, tape: Tape, findings: Findings, suspect: _Suspect) 
 def _files_of(tape: Tape, path: str) -> dict[str, bytes | None]:
     use = tape.notes.files.get(path)
     names = use.read_back if use else set()
-    return {name: tape.notes.files_before.get(name) for name in sorted(names)}
+    before = {name: tape.notes.files_before.get(name) for name in sorted(names)}
+    return {name: content for name, content in before.items() if content is not Unknown.NOT_KEPT}
 
 
 def _add_file(
@@ -260,11 +261,8 @@ def _add_file(
     files: Mapping[str, bytes | None],
 ) -> bool:
     for name, before in files.items():
-        held = put_back(name, before)
-        try:
+        with replaced(name, before):
             difference, _ = _alone(loaded, tape, *call)
-        finally:
-            put_back(name, held)
         if difference is None:
             continue
         label = os.path.basename(name)

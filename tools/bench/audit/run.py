@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import select
 import subprocess
 import sys
 import uuid
@@ -13,11 +14,12 @@ from typing import Any
 
 from flashrt.analysis.claims import AUDIT_SCHEMA, CONFIRMED, all_claims
 from flashrt.bench.audit.degrees import check_degrees
-from flashrt.bench.audit.findings import AuditFinding, Findings
+from flashrt.bench.audit.findings import LOADED, AuditFinding, Findings
 from flashrt.bench.audit.inside import LOOKED_AT
 from flashrt.bench.check import Report, ignore_progress
 from flashrt.bench.drive import new_seed
 from flashrt.bench.process import library_settings
+from flashrt.bench.profile_layout import choose_degrees
 from flashrt.bench.record import read_inputs, read_recording, write_recording
 from flashrt.bench.systems import System, remove_bytecode
 from flashrt.clock import monotonic_ns
@@ -29,6 +31,7 @@ DEFAULT_BATCHES = 6
 MIN_BATCHES = 3
 """Below it nothing that is kept from batch to batch shows twice."""
 LOG_BYTES = 1500
+LOOK_S = 0.5
 
 
 def audit_program(
@@ -71,7 +74,7 @@ def audit_program(
     Raises
     ------
     InputError
-        The program fails on these inputs, or an argument is wrong.
+        The program fails on these inputs, its ops do not load in time, or an argument is wrong.
     """
     if count < MIN_BATCHES:
         raise input_error(
@@ -80,6 +83,8 @@ def audit_program(
         )  # fmt: skip
     if not built.flat.operations:
         raise input_error(f"program '{built.program.name}'", "operations", "none", "add nodes; call ir_build again")
+    if degrees:
+        choose_degrees(built, degrees, None)
     begun = monotonic_ns()
     folder.mkdir(parents=True, exist_ok=True)
     options = dict(config or {})
@@ -128,13 +133,7 @@ def _run_host(
             env={**os.environ, **settings, MARK: mark},
         )  # fmt: skip
         try:
-            assert process.stdout is not None, "a pipe was asked for"
-            for line in process.stdout:
-                words = line.decode(errors="replace").split(" ", 2)
-                if words[0] == "progress" and len(words) == 3:
-                    progress(float(words[1]), words[2].strip())
-                else:
-                    file.write(line)
+            _follow(process, built, spec["timeout_s"], progress)
             code = process.wait()
         finally:
             kill_marked(mark)
@@ -149,6 +148,38 @@ def _run_host(
     if "refused" in found:
         raise InputError([Finding(**one) for one in found["refused"]] or found["text"])
     return found
+
+
+def _follow(
+    process: subprocess.Popen[bytes], built: BuiltProgram, timeout_s: float, progress: Callable[[float, str], None]
+) -> None:
+    """Pass progress on until the process has ended.
+
+    Raises
+    ------
+    InputError
+        The ops were not loaded within `timeout_s`.
+    """
+    assert process.stdout is not None, "a pipe was asked for"
+    begun, loaded, rest = monotonic_ns(), False, b""
+    while True:
+        if select.select([process.stdout], [], [], LOOK_S)[0]:
+            read = os.read(process.stdout.fileno(), 4096)
+            if not read:
+                return
+            *lines, rest = (rest + read).split(b"\n")
+            for line in lines:
+                share, _, text = line.decode(errors="replace").partition(" ")
+                loaded = loaded or float(share) >= LOADED
+                progress(float(share), text)
+        elif process.poll() is not None:
+            # A process that the ops started may hold the pipe for ever.
+            return
+        if not loaded and monotonic_ns() - begun > timeout_s * 1e9:
+            raise input_error(
+                f"program '{built.program.name}'", f"ops that are loaded within {timeout_s:g} s", "they were not",
+                "look at what load(context) waits for, or raise timeout_s", rule="hang",
+            )  # fmt: skip
 
 
 def _as_findings(built: BuiltProgram, found: Mapping[str, Any]) -> Findings:
