@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from flashrt.analysis.claims import NOT_AUDITED, Audited, all_claims, audit_changes
 from flashrt.errors import Finding, InputError, listed
-from flashrt.mcp_server.workspace import Workspace
+from flashrt.mcp_server.workspace import Workspace, write_whole
 
 if TYPE_CHECKING:
     from flashrt.analysis import Profile
@@ -42,7 +42,7 @@ def keep_audit(workspace: Workspace, document: Mapping[str, Any]) -> dict[str, A
 
     identity = new_id("audit")
     path = workspace.folder("audits") / f"{identity}.json"
-    path.write_text(json.dumps(document, indent=1))
+    write_whole(path, json.dumps(document, indent=1))
     payload = {"audit": identity, **{key: document[key] for key in ("program", "clean", "counts", "key", "claims")}}
     workspace.store.put_record("audit", identity, payload, path)
     return {"audit": identity, "path": workspace.relative(path), **document}

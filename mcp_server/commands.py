@@ -136,16 +136,15 @@ def add_command(commands: Any, command: Command, *, filled: bool) -> argparse.Ar
         for name, (schema, required) in found.items():
             if name not in command.positional:
                 _add_option(parser, name, schema, required)
-        parser.add_argument("--json", action="store_true", help="print the answer as JSON")
+        parser.add_argument("--json", action="store_true", default=argparse.SUPPRESS, help="print the answer as JSON")
         parser.add_argument("--get", metavar="KEY", help="print this part of the answer alone, such as front.0.id")
     return parser
 
 
 def _add_positional(parser: argparse.ArgumentParser, name: str, schema: Schema, required: bool) -> None:
     choices = _choices(schema)
-    needed = required or name == "document"
     parser.add_argument(
-        name, metavar=name.upper().replace("_", "-"), nargs=None if needed else "?", choices=choices,
+        name, metavar=name.upper().replace("_", "-"), nargs=None if required else "?", choices=choices,
         help=_help(schema, choices, named=False),
     )  # fmt: skip
 
@@ -256,14 +255,14 @@ def run_tool_command(options: argparse.Namespace) -> int:
     if answer is None:
         return EXIT_TOOL_ERROR
     record = dict(answer.record)
-    if options.json and options.get is None:
+    if getattr(options, "json", False) and options.get is None:
         print(json.dumps(record, indent=2))
     if not answer.ok:
         print(answer.text, file=sys.stderr)
         return EXIT_TOOL_ERROR
     if options.get is not None:
         print(part_of(record, options.get))
-    elif not options.json:
+    elif not getattr(options, "json", False):
         show(command.tool, record, options.workspace)
     sys.stdout.flush()
     return EXIT_NO if command.says_no(record) else 0

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
@@ -13,7 +12,7 @@ from pydantic import Field
 
 from flashrt import __version__
 from flashrt.errors import FlashrtError, InputError, input_error
-from flashrt.mcp_server.workspace import Workspace
+from flashrt.mcp_server.workspace import Workspace, write_whole
 
 if TYPE_CHECKING:
     from flashrt.ir.build import BuiltProgram
@@ -95,13 +94,10 @@ def write_page(path: Path, text: str) -> None:
     InputError
         The file cannot be written.
     """
-    part = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        part.write_text(text, encoding="utf-8")
-        part.replace(path)
+        write_whole(path, text)
     except OSError as error:
-        part.unlink(missing_ok=True)
         raise input_error(
             f"report '{path.name}'", "a file that can be written", str(error),
             "make room or give access, and call report_write again", rule="not-written",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -11,9 +12,10 @@ from mcp.server import MCPServer
 from mcp.server.mcpserver.exceptions import ResourceNotFoundError
 from mcp_types import Completion, CompletionArgument, PromptReference, Resource, ResourceTemplateReference
 
-from flashrt.errors import InputError
+from flashrt.errors import FlashrtError, InputError
 from flashrt.mcp_server.workspace import Workspace
 
+LOG = logging.getLogger("flashrt")
 JSON = "application/json"
 TEMPLATES = {
     "program": "A program document as it was built",
@@ -102,9 +104,17 @@ class WorkspaceResources:
         return (self.workspace.root / ".flashrt" / "flashrt.db").is_file()
 
     def _ids(self, kind: str) -> list[tuple[str, str]]:
-        """Return (id, what it is) of one kind, the newest first."""
+        """Return (id, what it is) of one kind, the newest first; none where the database cannot be read."""
         if not self._has_store():
             return []
+        try:
+            return self._stored(kind)
+        except FlashrtError as error:
+            # A list has no place for words; any tool refuses with them.
+            LOG.warning("resources: %s", error)
+            return []
+
+    def _stored(self, kind: str) -> list[tuple[str, str]]:
         store = self.workspace.store
         if kind in {"program", "run"}:
             records = reversed(store.list_records(kind))

@@ -370,7 +370,7 @@ class Tools(PlannerTools, ReportTools):
         depth: Annotated[int, Field(ge=0, le=6, description="Levels of calls that may be opened")] = 2,
         devices: DevicesArgument = None,
         config: ConfigArgument = None,
-        timeout_s: TimeoutArgument = None,
+        timeout_s: Annotated[float | None, Field(gt=0, le=86_400, description="Of all; default 600")] = None,
     ) -> dict[str, Any]:
         """Refuse wrong arguments before a job is started."""
         from flashrt.bench.systems import inside

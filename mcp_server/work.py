@@ -13,7 +13,7 @@ from typing import Any
 from flashrt.errors import InputError, input_error
 from flashrt.ir.documents import read_document
 from flashrt.mcp_server.devices import default_devices, device_names
-from flashrt.mcp_server.workspace import Workspace
+from flashrt.mcp_server.workspace import Workspace, write_whole
 from flashrt.variants.store import new_id
 
 Progress = Callable[[float, str], None]
@@ -81,7 +81,7 @@ def ir_trace(root: Path, arguments: Mapping[str, Any], progress: Progress, folde
         depth=TraceSettings.depth if arguments.get("depth") is None else int(arguments["depth"]),
         devices=device_names(arguments.get("devices")),
         config=arguments.get("config"),
-        timeout_s=timeout_s(arguments),
+        timeout_s=float(arguments.get("timeout_s") or TraceSettings.timeout_s),
     )
     progress(0.05, f"tracing {settings.num_batches} batches of {arguments['system']}")
     found = trace_system(system, arguments["inputs"], root, out, folder, settings, name)
@@ -155,7 +155,7 @@ def keep_equivalence(workspace: Workspace, verdict: dict[str, Any], folder: Path
     identity = new_id("eq")
     path = folder / "equivalence.json"
     record = {"equivalence": identity, **verdict}
-    path.write_text(json.dumps(record, indent=1, default=str))
+    write_whole(path, json.dumps(record, indent=1, default=str))
     workspace.store.put_record("equivalence", identity, record, path)
     return record
 
@@ -231,7 +231,7 @@ def _keep(workspace: Workspace, kind: str, identity: str, result: Mapping[str, A
     paths = {name: workspace.relative(Path(path)) for name, path in result["artifacts"].items()}
     record = {kind: identity, **result, "artifacts": paths}
     path = folder / Path(result["artifacts"]["result"]).name
-    path.write_text(json.dumps(record, indent=1, default=str))
+    write_whole(path, json.dumps(record, indent=1, default=str))
     workspace.store.put_record(kind, identity, record, path)
     return record
 
@@ -283,7 +283,7 @@ def profile_measure(root: Path, arguments: Mapping[str, Any], progress: Progress
         config=arguments.get("config"), timeout_s=timeout_s(arguments), progress=progress,
     )  # fmt: skip
     path = workspace.folder("profiles") / f"{identity}.json"
-    path.write_text(json.dumps(document, indent=1))
+    write_whole(path, json.dumps(document, indent=1))
     workspace.store.put_record("profile", identity, {"profile": identity, "program": built.id}, path)
     return {
         "profile": identity, "path": workspace.relative(path), "program": built.id, "notes": document["notes"],
@@ -329,7 +329,7 @@ def plan_deployment(root: Path, arguments: Mapping[str, Any], progress: Progress
         "artifacts": {**{name: workspace.relative(path) for name, path in paths.items()}, "gantt": charts},
     }
     path = folder / "plan.json"
-    path.write_text(json.dumps(record, indent=1))
+    write_whole(path, json.dumps(record, indent=1))
     workspace.store.put_record("plan", identity, record, path)
     return record
 
@@ -348,7 +348,7 @@ def plan_serving(root: Path, arguments: Mapping[str, Any], progress: Progress, f
         record["emulated_run"] = run_plan(question, answer)
     record["artifacts"] = {name: workspace.relative(path) for name, path in paths.items()}
     path = folder / "plan-serving.json"
-    path.write_text(as_text(record))
+    write_whole(path, as_text(record))
     return record
 
 
@@ -374,7 +374,7 @@ def plan_elastic(root: Path, arguments: Mapping[str, Any], progress: Progress, f
         "artifacts": {name: workspace.relative(path) for name, path in paths.items()},
     }
     path = folder / "elastic.json"
-    path.write_text(json.dumps(record, indent=1))
+    write_whole(path, json.dumps(record, indent=1))
     workspace.store.put_record("plan", identity, record, path)
     return record
 

@@ -17,7 +17,7 @@ def write_whole(path: Path, text: str) -> None:
     """Write a file so that it is there whole or not at all."""
     part = path.with_name(f"{path.name}.{uuid.uuid4().hex[:8]}.part")
     try:
-        part.write_text(text)
+        part.write_text(text, encoding="utf-8")
         part.replace(path)
     finally:
         part.unlink(missing_ok=True)

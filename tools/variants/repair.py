@@ -73,11 +73,12 @@ def repair(workspace: Path) -> Repaired:
             database.make(fresh)
             kept, whole = _salvage(damaged, fresh, _last_variant(path.parent))
             backup = _free_name(path)
-            # First the log, which must not be taken for the new file's; at each moment there is a database.
+            # At each moment there is a database, and what fails before the last steps has changed nothing. The log goes
+            # before the new file comes, which must not take it for its own.
+            shutil.copy2(path, backup)
             for suffix in LOGS:
                 if Path(f"{path}{suffix}").exists():
                     os.replace(f"{path}{suffix}", f"{backup}{suffix}")
-            os.link(path, backup)
             os.replace(fresh, path)
     return Repaired(backup, kept, whole)
 
@@ -166,7 +167,7 @@ def main() -> int:
         return 2
     try:
         print(repair(Path(sys.argv[1])))
-    except FlashrtError as error:
+    except (FlashrtError, OSError) as error:
         print(error, file=sys.stderr)
         return 2
     return 0

@@ -153,8 +153,9 @@ def _run(
     except subprocess.TimeoutExpired:
         return None
     finally:
-        # Not reaped yet, or ended by itself: its group has the reference's own processes.
-        with suppress(ProcessLookupError, PermissionError):
-            os.killpg(process.pid, signal.SIGKILL)
+        if process.returncode is None:
+            with suppress(ProcessLookupError, PermissionError):
+                os.killpg(process.pid, signal.SIGKILL)
+        # The reference's own processes, wherever they moved to.
         kill_marked(mark)
         process.wait()

@@ -71,7 +71,7 @@ def trace_reference(
     planning = depth + 1
     if len(items) < planning + 2:
         raise input_error(
-            "argument 'batches'", f"at least {planning + 2}: {planning} to find the stages, two to look and measure",
+            "argument 'count'", f"at least {planning + 2}: {planning} to find the stages, two to look and measure",
             str(len(items)), "ask for more batches, or let the inputs function yield more",
         )  # fmt: skip
     serve = load_function(path, function)

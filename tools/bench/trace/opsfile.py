@@ -125,8 +125,6 @@ def load(context: Any) -> dict[str, Any]:
     return {{name: op for name, op in made_ops.items() if name in wanted}}
 '''
 
-    # -- set-up ---------------------------------------------------------------------------------------------
-
     def _needed(self, unit: Unit) -> set[int]:
         """Return the numbers of the set-up's statements that an operation needs."""
         wanted = set(flow_of([one for step in unit.steps for one in step.statements]).needs)
@@ -185,8 +183,6 @@ def load(context: Any) -> dict[str, Any]:
                 ) or "True"  # fmt: skip
             made.append(f"if {condition}:\n    first[{name!r}] = {text}")
         return textwrap.indent("\n".join(made), "    ")
-
-    # -- operations -----------------------------------------------------------------------------------------
 
     def _operation(self, unit: Unit, extra: Sequence[str]) -> str:
         lines = [f"def op_{unit.name}(inputs: Any, state: Any) -> Any:"]
@@ -274,8 +270,6 @@ def load(context: Any) -> dict[str, Any]:
         places = [self._owner(state, at) for at in range(len(state.slots))]
         target = places[0] if len(places) == 1 else ", ".join(places)
         return [f"if {kept} is not None:", f"    {target} = {kept}"]
-
-    # -- imports --------------------------------------------------------------------------------------------
 
     def _imports(self) -> str:
         made: set[str] = set()

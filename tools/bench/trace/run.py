@@ -134,8 +134,6 @@ class Runner:
         self.roots: list[str] = []
         self.written: dict[str, list[Seen]] = defaultdict(list)
 
-    # -- set-up ---------------------------------------------------------------------------------------------
-
     def set_up(self, statement: ast.stmt, place: str, contexts: tuple[ast.expr, ...] = ()) -> None:
         """Run a statement of the set-up and keep what it changed."""
         step = Step(statement, place, contexts)
@@ -165,8 +163,6 @@ class Runner:
     def is_io(self, expression: ast.expr) -> bool:
         """Return whether an expression is the reference's own `io`."""
         return isinstance(expression, ast.Name | ast.Attribute) and self.peek(expression) is self.io
-
-    # -- batches --------------------------------------------------------------------------------------------
 
     def run_batch(
         self, parts: Sequence[Part], item: Mapping[str, Any], *, closely: bool = False, walk: bool = True
@@ -337,8 +333,6 @@ class Runner:
         if step.number not in self.flows:
             self.flows[step.number] = flow_of(step.statements)
         return self.flows[step.number]
-
-    # -- one statement --------------------------------------------------------------------------------------
 
     def _execute(self, step: Step) -> int:
         known = self._code.get(step.number)

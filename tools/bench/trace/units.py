@@ -136,8 +136,6 @@ class Units:
         """Return whether a name belongs to one batch."""
         return name in self.kept.batch_names
 
-    # -- blocks ---------------------------------------------------------------------------------------------
-
     def block(
         self, parts: Sequence[Part], live: set[str], owner: Loop | Call | None, available: set[str], *,
         only_modules: bool,
@@ -264,8 +262,6 @@ class Units:
 
     def _given(self, parts: Sequence[Part]) -> set[str]:
         return {name for step in steps_of(parts) for name in self.gives_of(step)}
-
-    # -- grouping -------------------------------------------------------------------------------------------
 
     def _group(self, parts: Sequence[Part], live: set[str], *, only_modules: bool) -> list[Unit]:
         """Attach plumbing to the operations that use it, or that made what it is about."""
@@ -402,8 +398,6 @@ class Units:
             name = f"{wanted}_{number}"
         self.names.add(name)
         return name
-
-    # -- checks ---------------------------------------------------------------------------------------------
 
     def _check_ports(self, block: Block, owner: Loop | Call | None) -> None:
         for at, unit in enumerate(block.units):
