@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 import time
 import uuid
 from collections.abc import Callable, Iterator
@@ -51,6 +52,12 @@ def flashrt_processes() -> set[int]:
         except OSError:
             continue
     return found
+
+
+@pytest.fixture(autouse=True)
+def the_search_path_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Give back what a command that runs in this process takes off the search path; spawned processes need it."""
+    monkeypatch.setattr(sys, "path", [*sys.path])
 
 
 @pytest.fixture(autouse=True)

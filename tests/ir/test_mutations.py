@@ -49,8 +49,8 @@ def mutated(draw: st.DrawFn) -> dict[str, Any]:
                 other = other[step]
             parent[place[-1]] = other if not isinstance(other, dict | list) else copy.deepcopy(draw(LEAVES))
         elif isinstance(parent, dict):
-            parent[draw(st.sampled_from(["reads", "writes", "inputs", "graph", "op", "spare", "initial"]))] = draw(
-                LEAVES
+            parent[draw(st.sampled_from(["reads", "writes", "inputs", "graph", "op", "spare", "initial"]))] = (
+                copy.deepcopy(draw(LEAVES))
             )
         if not document:
             break

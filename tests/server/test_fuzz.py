@@ -181,7 +181,8 @@ def test_generated_calls_are_answered_in_words_and_leave_nothing(workspace: Path
         assert server.call("ir_build", document="program.yaml")["ok"] is True
         assert "Traceback" not in server.log()
     assert _outside(tmp_path, workspace) == outside
-    assert set(os.listdir("/dev/shm")) <= shared
+    # Semaphores of Python's own are other tests' processes; ours have none.
+    assert {name for name in os.listdir("/dev/shm") if not name.startswith("sem.mp-")} <= shared
     with contextlib.suppress(FileNotFoundError):
         assert not list((tmp_path / "leases").glob("*.lease")), "no lease is left"
     assert sum(driver.outcomes.values()) >= NUM_CALLS

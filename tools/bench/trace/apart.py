@@ -111,13 +111,18 @@ def trace_system(
 
 
 def refuse_other_draft(out: Path) -> None:
-    """Refuse a folder that has a draft.
+    """Refuse a folder that has a draft, and what is no folder.
 
     Raises
     ------
     InputError
-        It has a program or ops file, which somebody may have edited.
+        It has a program or ops file, which somebody may have edited; or something else has its name.
     """
+    if os.path.lexists(out) and not out.is_dir():
+        raise input_error(
+            "argument 'out'", "a folder, or a name that nothing has yet", f"'{out.name}', which is none",
+            "name another one", rule="no-folder",
+        )  # fmt: skip
     if any((out / one).exists() for one in ("program.yaml", "ops.py")):
         raise input_error(
             "argument 'out'", "a folder without a draft, which may have been edited", f"'{out.name}' has one",
