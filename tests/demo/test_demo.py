@@ -21,8 +21,8 @@ def run_demo(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_the_whole_loop_on_worldplay(tmp_path: Path) -> None:
-    done = run_demo(tmp_path, "worldplay", "--quick", "--json", "demo.json")
+def test_the_whole_loop_on_an_application(tmp_path: Path) -> None:
+    done = run_demo(tmp_path, "omni", "--quick", "--json", "demo.json")
     assert done.returncode == 0, done.stdout + done.stderr
     record = json.loads((tmp_path / "demo.json").read_text())
     assert record["may_stop"]
@@ -34,7 +34,7 @@ def test_the_whole_loop_on_worldplay(tmp_path: Path) -> None:
     assert all(row["legality"] and row["figures"]["fps"] > 0 and row["predicted"]["fps"] > 0 for row in measured)
     assert all(row["reason"] for row in removed)
     assert max(row["ratio"] for row in measured) > 1
-    plots = list((tmp_path / "demo" / "worldplay" / ".flashrt").rglob("plot.png"))
+    plots = list((tmp_path / "demo" / "omni" / ".flashrt").rglob("plot.png"))
     assert len(plots) >= len(measured) + 1
     leases = tmp_path / "leases"
     assert not [path for path in leases.rglob("*.json") if "lease" in path.name]
