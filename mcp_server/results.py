@@ -7,7 +7,7 @@ from typing import Any
 
 from flashrt.mcp_server.table import Tool
 
-JOB = "job:string state:string progress:number message:string result:object error:string artifacts:array"
+JOB = "job:string state:string progress:number result:object error:string artifacts:array"
 FIELDS: Mapping[str, str] = {
     "ir_build": "program:string name:string operations:array diagnostics:array counts:object",
     "ir_show": "view:string text:string document:object path:string",
