@@ -43,7 +43,7 @@ demo: setup
 	$(BIN)/flashrt demo worldplay --json demo.json
 
 test: setup
-	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
 check: setup
 	$(BIN)/ruff check .

@@ -133,7 +133,7 @@ def require_audited_variant(workspace: Workspace, queue: VariantQueue, variant: 
     if reference is None:
         return  # The update itself says what is missing.
     from flashrt.bench import resolve_system
-    from flashrt.ir.build import build
+    from flashrt.ir.building import build
     from flashrt.ir.documents import read_document
 
     found = resolve_system(reference, workspace.root, where, workspace.find_id)

@@ -15,7 +15,7 @@ from flashrt.errors import FlashrtError, InputError, input_error
 from flashrt.mcp_server.workspace import Workspace, write_whole
 
 if TYPE_CHECKING:
-    from flashrt.ir.build import BuiltProgram
+    from flashrt.ir.building import BuiltProgram
     from flashrt.variants.report import Contents, Drawn, ProgramPart
 
 DEFAULT_OUT = ".flashrt/report.html"

@@ -64,7 +64,7 @@ class Tools(PlannerTools, ReportTools):
         import json
 
         from flashrt.bench.systems import find_file
-        from flashrt.ir.build import build, build_file
+        from flashrt.ir.building import build, build_file
 
         if (document is None) == (program is None):
             raise input_error(

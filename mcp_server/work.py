@@ -71,7 +71,7 @@ def ir_interpret(root: Path, arguments: Mapping[str, Any], progress: Progress, f
 def ir_trace(root: Path, arguments: Mapping[str, Any], progress: Progress, folder: Path) -> dict[str, Any]:
     """Trace a reference, write its draft into the workspace, and keep the program under its id."""
     from flashrt.bench.trace import TraceSettings, trace_system
-    from flashrt.ir.build import build_file
+    from flashrt.ir.building import build_file
 
     workspace = Workspace(root)
     system = find_system(workspace, arguments["system"], "argument 'system'", kinds=("code",))

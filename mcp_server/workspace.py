@@ -109,7 +109,7 @@ class Workspace:
             Unknown, or its document or ops changed since the id was made.
         """
         from flashrt.bench.systems import find_file
-        from flashrt.ir.build import build, build_file
+        from flashrt.ir.building import build, build_file
         from flashrt.ir.documents import read_document
 
         found = self.find_id(reference)

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from flashrt.ir import build_file
-from flashrt.ir.interpret import Interpreter
+from flashrt.ir.interpreter import Interpreter
 from flashrt.ir.ops import Context
 
 HERE = Path(__file__).parent

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from flashrt.analysis import DeploymentCost, Placement, Profile, read_deployment, read_profile
 from flashrt.ir import BuiltProgram, build, find_races, flatten
-from flashrt.ir.build import parse_program
+from flashrt.ir.building import parse_program
 
 FOLDER = Path(__file__).parent
 

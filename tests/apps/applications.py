@@ -17,8 +17,8 @@ import torch
 import yaml
 
 import flashrt.apps
-from flashrt.ir.build import build
-from flashrt.ir.interpret import Interpreter
+from flashrt.ir.building import build
+from flashrt.ir.interpreter import Interpreter
 from flashrt.ir.ops import Context
 
 ROOT = Path(flashrt.apps.__path__[0])

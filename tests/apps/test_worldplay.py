@@ -177,8 +177,8 @@ def test_ops_in_sequence_give_the_bits_of_the_reference(batches: list[dict[str, 
 
 
 def test_the_program_document_means_the_reference(batches: list[dict[str, Any]], played: torch.Tensor) -> None:
-    from flashrt.ir.flatten import flatten
-    from flashrt.ir.interpret import Interpreter
+    from flashrt.ir.flattening import flatten
+    from flashrt.ir.interpreter import Interpreter
     from flashrt.ir.model import Program
 
     program = Program.model_validate(yaml.safe_load((APP / "program.yaml").read_text(encoding="utf-8")))

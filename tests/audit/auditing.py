@@ -57,7 +57,7 @@ def audit_folder(
 
 def warm(torch: bool) -> None:
     """Import what audits need, so that forks have it."""
-    import flashrt.ir.build  # noqa: F401
+    import flashrt.ir.building  # noqa: F401
 
     if torch:
         import torch as library

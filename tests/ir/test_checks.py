@@ -10,7 +10,7 @@ import pytest
 
 from flashrt.errors import InputError
 from flashrt.ir import build, build_file, parse_program, read_document
-from flashrt.ir.documents import content_hash
+from flashrt.ir.hashing import content_hash
 
 from .documents import WORLD_OPS, edge, flat_graph, world
 

@@ -15,7 +15,7 @@ import pytest
 from flashrt import __version__
 from tests.packaging.test_sources import FOLDERS, ROOT
 
-DATA_SUFFIXES = {".md", ".yaml", ".json", ".svg", ".html", ".css", ".js", ".typed"}
+DATA_SUFFIXES = {".md", ".yaml", ".json", ".svg", ".html", ".css", ".js", ".pyi", ".typed"}
 
 
 def run(*line: str | Path, cwd: Path, **environment: str) -> subprocess.CompletedProcess[str]:

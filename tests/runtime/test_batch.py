@@ -12,7 +12,7 @@ from flashrt.clock import VirtualClock
 from flashrt.errors import InputError
 from flashrt.ir import Program, flatten
 from flashrt.ir.execute import Distributor, OperationRunner, Piece
-from flashrt.ir.flatten import Dataflow, FlatProgram
+from flashrt.ir.flattening import Dataflow, FlatProgram
 from flashrt.runtime.batch import END, OperationRun, Outlet, Stopwatch
 from flashrt.runtime.channels.errors import ChannelClosedError
 from flashrt.runtime.checks import Arrivals

@@ -10,7 +10,7 @@ import pytest
 
 from flashrt.analysis import analyze_program, read_profile
 from flashrt.ir import build_file
-from flashrt.ir.interpret import interpret
+from flashrt.ir.interpreter import interpret
 from tests.runtime import running
 
 TIMES, CHUNKS = 3, 4

@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from flashrt.ir import Program, flatten
-from flashrt.ir.flatten import INPUT, OUTPUT, FlatProgram
+from flashrt.ir.flattening import INPUT, OUTPUT, FlatProgram
 from flashrt.runtime.channels.endpoint import Endpoint
 from flashrt.runtime.channels.errors import ChannelClosedError
 from flashrt.runtime.channels.hub import Hub, Transport, open_endpoint

@@ -19,7 +19,7 @@ from flashrt.bench.drive import run_all
 from flashrt.bench.process import SystemProcess
 from flashrt.errors import InputError
 from flashrt.ir import build_file
-from flashrt.ir.interpret import interpret
+from flashrt.ir.interpreter import interpret
 from flashrt.planners.serving import Evaluator, Load, Settings, plan_serving
 from flashrt.planners.serving.emulate import run_emulated
 from flashrt.runtime import cluster as backend
@@ -100,8 +100,13 @@ def items(count: int) -> list[dict[str, Any]]:
 @pytest.fixture(scope="module")
 def nodes() -> Iterator[Cluster]:
     """Three nodes with two workers' room each; the head alone has this host's own address, so drivers attach to it."""
-    # Ray takes a node for dead that does not answer in time, which a busy machine makes of any.
-    patient = {"health_check_timeout_ms": 60_000, "health_check_failure_threshold": 10}
+    # Ray takes a node for dead that does not answer in time, which a busy machine makes of any. Where a node's process
+    # is gone the check fails at once: it need not be repeated often.
+    patient = {
+        "health_check_timeout_ms": 60_000,
+        "health_check_period_ms": 1_000,
+        "health_check_failure_threshold": 4,
+    }
     made = Cluster(
         initialize_head=True, head_node_args={"num_cpus": 2, "include_dashboard": False, "_system_config": patient}
     )
@@ -165,6 +170,8 @@ def test_a_lost_node_is_reported_with_what_was_lost(tmp_path: Path, nodes: Clust
         finally:
             if how == "node":
                 nodes.add_node(num_cpus=2, node_ip_address="127.0.0.4")
+                # Until Ray has noticed, it gives actors to the node that is gone.
+                nodes.wait_for_nodes(timeout=90)
     text = str(caught.value)
     words = "nothing was heard from it for 4 s" if how == "silence" else "its process ended"
     assert "group '" in text

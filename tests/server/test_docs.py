@@ -12,7 +12,7 @@ from flashrt.analysis.deployment import Deployment, read_deployment
 from flashrt.analysis.profile import Profile, Transfer
 from flashrt.bench.systems import resolve_system
 from flashrt.ir import Frozen
-from flashrt.ir.build import build_file
+from flashrt.ir.building import build_file
 from flashrt.ir.documents import validate
 from flashrt.ir.model import Edge, Graph, Initial, Node, Port, Program, Repeat, StateDeclaration
 from flashrt.mcp_server.table import TABLE

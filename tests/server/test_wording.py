@@ -11,7 +11,7 @@ import pytest
 from flashrt.analysis.profile import read_profile
 from flashrt.errors import InputError
 from flashrt.ir import read_document
-from flashrt.ir.build import build
+from flashrt.ir.building import build
 
 
 def refusal(call: Any, *arguments: Any) -> str:

@@ -65,7 +65,7 @@ def drafted(
     """Trace a reference, then run the draft and the reference on other batches; return what tests look at."""
     from flashrt.bench.trace.draft import draft_program
     from flashrt.bench.trace.measure import trace_reference
-    from flashrt.ir.build import build_file
+    from flashrt.ir.building import build_file
     from flashrt.ir.ops import load_function
 
     generate = load_function(Path(inputs), "batches")
@@ -92,8 +92,8 @@ def drafted(
 
 def equal(path: str, function: str, inputs: str, folder: str, count: int, config: Mapping[str, Any]) -> dict[str, bool]:
     """Interpret a draft over batches that were not traced; return output -> whether it is the reference's."""
-    from flashrt.ir.build import build_file
-    from flashrt.ir.interpret import Interpreter
+    from flashrt.ir.building import build_file
+    from flashrt.ir.interpreter import Interpreter
     from flashrt.ir.ops import Context, load_function
 
     generate = load_function(Path(inputs), "batches")

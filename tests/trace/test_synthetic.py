@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from flashrt.analysis import analyze_program
-from flashrt.ir.build import build_file
+from flashrt.ir.building import build_file
 from tests.trace import drafting
 from tests.trace.cases import INPUTS
 from tests.trace.references import CASES

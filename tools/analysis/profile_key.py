@@ -21,7 +21,7 @@ from flashrt.analysis.profile import Profile
 from flashrt.errors import Finding, listed
 from flashrt.gpu import Kind, inventory
 from flashrt.ir import BuiltProgram, dump
-from flashrt.ir.documents import content_hash
+from flashrt.ir.hashing import content_hash
 
 KEY_VERSION = 2
 PACKAGES = ("flashrt", "torch", "numpy", "diffusers", "transformers")

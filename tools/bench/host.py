@@ -13,18 +13,20 @@ import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from flashrt.bench.guards import hide, replaced_timers
 from flashrt.bench.intake import Intake
 from flashrt.bench.io import CLOSED, InputClosed, Inputs, Outputs, SystemIO
 from flashrt.clock import monotonic_ns
 from flashrt.errors import FlashrtError
-from flashrt.ir.build import BuiltProgram
 from flashrt.runtime.lifeline import current_place, end_system, inherited_socket
 from flashrt.runtime.loading import Loading
 from flashrt.runtime.usage import process_usage
 from flashrt.runtime.wire import Connection
+
+if TYPE_CHECKING:
+    from flashrt.ir.building import BuiltProgram
 
 Serve = Callable[[SystemIO], Any]
 
@@ -117,7 +119,7 @@ def load_system(spec: dict[str, Any]) -> Serve:
         from flashrt.ir.ops import load_function
 
         return load_function(Path(spec["path"]), spec["function"])
-    from flashrt.ir.build import build
+    from flashrt.ir.building import build
     from flashrt.ir.documents import read_document
 
     built = build(read_document(Path(spec["program"])), Path(spec["folder"]))
@@ -132,7 +134,7 @@ def load_system(spec: dict[str, Any]) -> Serve:
 
 def serve_program(built: BuiltProgram, io: SystemIO) -> None:
     """Serve a program with the sequential interpreter: each batch whole, after the other."""
-    from flashrt.ir.interpret import Interpreter
+    from flashrt.ir.interpreter import Interpreter
     from flashrt.ir.ops import Context
 
     spans = _Spans(io)

@@ -19,6 +19,8 @@ BUFFERS = {"without": 0, "one_batch": 1, "two_batches": 2}
 MAX_SKEW_POINTS = 100_000
 CHANGE_ERRORS = 6.0
 FAR_OUT = 10
+HICCUPS_BY_CHANCE = 1e-3
+"""A row of hiccups at the begin that is rarer than this is a level."""
 MIN_SEGMENT = 3
 MIN_TAIL = 12
 
@@ -135,7 +137,8 @@ def change_point(values: Sequence[float] | np.ndarray) -> int:
 
     The cut into two levels with the least squares, among the first half; taken where the levels are six standard
     errors apart, that of the rest from the means of its blocks, so that a wandering series is not cut. Values far out
-    count as ten deviations, so that one hiccup in the midst does not lift all that was before it.
+    count as ten deviations, so that one hiccup in the midst does not lift all that was before it; but where so many of
+    them stand at the begin in a row as hiccups hardly would, they are the level, however many hiccups follow.
     """
     series = np.asarray(values, float)
     num = len(series)
@@ -144,6 +147,8 @@ def change_point(values: Sequence[float] | np.ndarray) -> int:
     middle = float(np.median(series))
     deviation = 1.4826 * float(np.median(np.abs(series - middle)))
     if deviation > 0:
+        if row := _far_in_a_row((series - middle) / deviation):
+            return min(row, num - MIN_TAIL)
         series = np.clip(series, middle - FAR_OUT * deviation, middle + FAR_OUT * deviation)
     cuts = np.arange(1, min(num // 2, num - MIN_TAIL) + 1)
     sums = np.cumsum(series)
@@ -158,3 +163,15 @@ def change_point(values: Sequence[float] | np.ndarray) -> int:
     error = spread * math.sqrt(length / cut + 1 / 6)
     apart = abs(float(series[:cut].mean() - rest.mean()))
     return cut if apart > CHANGE_ERRORS * error else 0
+
+
+def _far_in_a_row(deviations: np.ndarray) -> int:
+    """Return how many values at the begin are far out to one side, where so many hiccups in a row are unlikely.
+
+    `deviations` are the distances from the median in robust standard deviations.
+    """
+    side = np.sign(deviations[0])
+    far = side * deviations > FAR_OUT
+    row = int(np.argmin(far)) if not far.all() else len(far)
+    share = (far[row:].sum() + 1) / (len(far) - row + 1)
+    return row if row and row <= len(far) // 2 and share**row < HICCUPS_BY_CHANCE else 0

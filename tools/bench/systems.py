@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any, Literal
 
 from flashrt.errors import Finding, input_error, listed
-from flashrt.ir.documents import read_document
 
 CODE_SUFFIXES = {".py", ".yaml", ".yml", ".json"}
 SKIPPED_FOLDERS = {".flashrt", ".git", ".venv", "__pycache__", "node_modules"}
@@ -63,6 +62,8 @@ class System:
         """Return what the program says of its outputs: elements in a second of each medium; code says nothing."""
         if self.program is None:
             return {}
+        from flashrt.ir.documents import read_document
+
         document = read_document(self.program)
         outputs = document["graphs"][document["entry"]].get("outputs") or {}
         return {name: port["rate_hz"] for name, port in outputs.items() if (port or {}).get("rate_hz")}
@@ -180,6 +181,8 @@ def resolve_system(
 
 
 def _document_system(reference: str, found: Found, workspace: Path, where: str, find_id: FindId | None) -> System:
+    from flashrt.ir.documents import read_document
+
     document = read_document(found.path)
     schema = str(document.get("schema"))
     own = hashlib.sha256(found.path.read_bytes()).hexdigest()
@@ -288,7 +291,8 @@ def check_system_times(
     """
     from flashrt.analysis.deployment import read_deployment
     from flashrt.analysis.profile import read_profile
-    from flashrt.ir.build import build
+    from flashrt.ir.building import build
+    from flashrt.ir.documents import read_document
     from flashrt.runtime.serve import check_times
 
     if system.kind != "deployment" or system.profile is None or system.program is None or system.folder is None:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from flashrt.errors import Finding, listed, nearest
-from flashrt.ir.flatten import FlatProgram, flatten
+from flashrt.ir.flattening import FlatProgram, flatten
 from flashrt.ir.hazards import find_races
 from flashrt.ir.model import Program
 from flashrt.ir.rules_edges import (

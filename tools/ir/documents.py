@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import re
 import reprlib
@@ -274,12 +273,6 @@ def validate(model: type[Model], document: Mapping[str, Any], *, noun: str, retr
 
 def _once(findings: Sequence[Finding]) -> list[Finding]:
     return list(dict.fromkeys(findings))
-
-
-def content_hash(value: Any, length: int = 12) -> str:
-    """Return the first `length` hexadecimal digits of the SHA-256 of the canonical JSON of `value`."""
-    text = json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, default=str)
-    return hashlib.sha256(text.encode(errors="surrogatepass")).hexdigest()[:length]
 
 
 def dump(model: BaseModel) -> dict[str, Any]:

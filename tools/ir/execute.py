@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from flashrt.errors import InputError, input_error, listed
-from flashrt.ir.flatten import Dataflow, FlatProgram, Operation
+from flashrt.ir.flattening import Dataflow, FlatProgram, Operation
 from flashrt.ir.ops import Call, Context, load_function, load_module, load_ops, user_error
 from flashrt.ir.values import describe, fits, is_array, is_tensor, join, length, split
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from graphlib import TopologicalSorter
 from typing import Literal
 
-from flashrt.ir.flatten import INPUT, OUTPUT, FlatProgram
+from flashrt.ir.flattening import INPUT, OUTPUT, FlatProgram
 
 Kind = Literal["data", "RAW", "WAR", "WAW"]
 

@@ -9,11 +9,13 @@ from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from flashrt.errors import InputError, input_error, listed
-from flashrt.ir.documents import content_hash
-from flashrt.ir.flatten import FlatProgram
+from flashrt.ir.hashing import content_hash
+
+if TYPE_CHECKING:
+    from flashrt.ir.flattening import FlatProgram
 
 Call = Callable[[Mapping[str, Any], MutableMapping[str, Any]], Any]
 

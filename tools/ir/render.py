@@ -6,7 +6,7 @@ import re
 from collections import defaultdict
 from html import escape
 
-from flashrt.ir.build import BuiltProgram
+from flashrt.ir.building import BuiltProgram
 from flashrt.ir.graphs import node_of, topological_nodes
 from flashrt.ir.hazards import find_dependencies, reduce_dependencies
 from flashrt.ir.model import Edge, Graph, Node, Program

@@ -9,7 +9,7 @@ from typing import Any
 
 from flashrt.clock import Clock
 from flashrt.ir.execute import Distributor, OperationRunner, Piece
-from flashrt.ir.flatten import Dataflow
+from flashrt.ir.flattening import Dataflow
 from flashrt.ir.values import join
 from flashrt.runtime.checks import Arrivals, NanWatch
 from flashrt.runtime.timeline import Timeline

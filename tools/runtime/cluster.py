@@ -21,7 +21,7 @@ from typing import Any
 
 from flashrt.clock import monotonic_ns
 from flashrt.errors import InputError, input_error
-from flashrt.ir.flatten import INPUT, OUTPUT
+from flashrt.ir.flattening import INPUT, OUTPUT
 from flashrt.runtime import messages
 from flashrt.runtime.channels.hub import Hub, Remote, open_endpoint, split_by_host
 from flashrt.runtime.hosts import HubServer

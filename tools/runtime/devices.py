@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Mapping
 from typing import Any
 
-from flashrt.ir.flatten import OUTPUT
+from flashrt.ir.flattening import OUTPUT
 from flashrt.runtime.channels.endpoint import Endpoint
 from flashrt.runtime.cuda import CudaExporter, CudaImporter, Runtime
 

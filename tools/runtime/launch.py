@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from flashrt.gpu.exports import is_instance, mask_devices
-from flashrt.ir.flatten import INPUT, OUTPUT, FlatProgram
+from flashrt.ir.flattening import INPUT, OUTPUT, FlatProgram
 from flashrt.runtime import messages
 from flashrt.runtime.channels.endpoint import Endpoint
 from flashrt.runtime.channels.hub import Hub, Transport, open_endpoint

@@ -8,10 +8,8 @@ from graphlib import CycleError, TopologicalSorter
 from itertools import pairwise
 from typing import Any
 
-import networkx as nx
-
 from flashrt.errors import Finding, InputError, listed
-from flashrt.ir.flatten import INPUT, OUTPUT, FlatProgram
+from flashrt.ir.flattening import INPUT, OUTPUT, FlatProgram
 from flashrt.runtime.channels.plan import ChannelPlan, plan_channels
 
 
@@ -213,6 +211,8 @@ def _contradictions(flat: FlatProgram, orders: Mapping[str, Sequence[str]], stra
     An arc from u to v of height h says that v of batch j waits for u of batch j − h; a cycle whose heights do not add
     up to more than zero can never begin (``spec/cost-model.md``, "Going past the bounds").
     """
+    import networkx as nx  # takes longer to load than all else that a worker needs of this module
+
     graph: nx.DiGraph[str] = nx.DiGraph()
     graph.add_nodes_from(flat.by_path)
     heights: dict[tuple[str, str], int] = {}

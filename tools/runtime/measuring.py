@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from flashrt.ir.flatten import OUTPUT, FlatProgram, Operation
+from flashrt.ir.flattening import OUTPUT, FlatProgram, Operation
 from flashrt.ir.ops import Call
 from flashrt.ir.values import join
 from flashrt.runtime.batch import OperationRun

@@ -15,8 +15,8 @@ from flashrt.analysis.deployment import Deployment, Placement, read_deployment
 from flashrt.analysis.profile import TICKS_PER_MS, Profile, read_profile
 from flashrt.analysis.profile_key import Use, check_profile_key
 from flashrt.errors import Finding, InputError, input_error, listed
-from flashrt.ir.build import BuiltProgram, find_operations
-from flashrt.ir.flatten import INPUT, OUTPUT
+from flashrt.ir.building import BuiltProgram, find_operations
+from flashrt.ir.flattening import INPUT, OUTPUT
 from flashrt.runtime.channels.errors import ChannelClosedError
 from flashrt.runtime.launch import Run
 from flashrt.runtime.layout import Emulation, Layout, Strategy, lay_out

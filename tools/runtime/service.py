@@ -19,8 +19,8 @@ from types import TracebackType
 from typing import Any
 
 from flashrt.errors import InputError, input_error, listed
-from flashrt.ir.build import BuiltProgram
-from flashrt.ir.interpret import check_input
+from flashrt.ir.building import BuiltProgram
+from flashrt.ir.interpreter import check_input
 from flashrt.ir.values import join
 from flashrt.runtime.serve import serve_deployment
 from flashrt.runtime.trace import ACTIVITIES

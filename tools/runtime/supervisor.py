@@ -13,7 +13,7 @@ from typing import Any
 
 from flashrt.clock import monotonic_ns
 from flashrt.errors import input_error
-from flashrt.ir.flatten import INPUT, OUTPUT
+from flashrt.ir.flattening import INPUT, OUTPUT
 from flashrt.runtime import messages
 from flashrt.runtime.channels.board import BUBBLE
 from flashrt.runtime.channels.plan import ChannelPlan

@@ -17,11 +17,11 @@ from typing import Any
 
 from flashrt.clock import MonotonicClock, monotonic_ns
 from flashrt.errors import FlashrtError, InputError
-from flashrt.ir.build import build
+from flashrt.ir.building import build
 from flashrt.ir.documents import read_document
 from flashrt.ir.execute import Distributor, OperationRunner, Piece
-from flashrt.ir.flatten import INPUT, Dataflow
-from flashrt.ir.interpret import check_input, in_batch
+from flashrt.ir.flattening import INPUT, Dataflow
+from flashrt.ir.interpreter import check_input, in_batch
 from flashrt.ir.ops import Context, load_ops
 from flashrt.ir.values import join
 from flashrt.runtime import messages

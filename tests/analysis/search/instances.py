@@ -13,7 +13,7 @@ from typing import Any
 from flashrt.analysis import Profile, read_profile
 from flashrt.analysis.search import Pins, SearchRequest
 from flashrt.ir import BuiltProgram, build, find_races, flatten
-from flashrt.ir.build import parse_program
+from flashrt.ir.building import parse_program
 
 from .checker import Checker
 

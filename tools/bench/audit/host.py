@@ -37,7 +37,7 @@ from flashrt.bench.audit.values import thaw
 from flashrt.bench.record import read_recording, write_recording
 from flashrt.clock import monotonic_ns
 from flashrt.errors import InputError
-from flashrt.ir.build import BuiltProgram, build
+from flashrt.ir.building import BuiltProgram, build
 from flashrt.ir.documents import read_document
 from flashrt.ir.execute import Piece
 from flashrt.runtime.lifeline import die_with_parent
@@ -142,7 +142,7 @@ def _time_plain(loaded: Loaded, items: Sequence[Mapping[str, Any]], findings: Fi
 
     def work() -> float:
         from flashrt.bench.audit.record import Session
-        from flashrt.ir.interpret import gather
+        from flashrt.ir.interpreter import gather
 
         session = Session(loaded.flat, loaded.ops)
         begun = monotonic_ns()

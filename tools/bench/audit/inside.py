@@ -22,7 +22,7 @@ from flashrt.clock import monotonic_ns
 from flashrt.errors import Finding, InputError
 from flashrt.ir import BuiltProgram, Context, load_ops
 from flashrt.ir.execute import Piece
-from flashrt.ir.interpret import gather
+from flashrt.ir.interpreter import gather
 
 MAX_KEPT_BYTES = 1 << 30
 """Of recorded values; batches beyond are observed but not replayed."""

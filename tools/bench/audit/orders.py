@@ -18,7 +18,7 @@ from flashrt.bench.audit.replay import Loaded, outputs_differ
 from flashrt.bench.audit.values import freeze, thaw
 from flashrt.ir import OUTPUT, Dataflow, Operation
 from flashrt.ir.execute import Distributor, Piece
-from flashrt.ir.interpret import gather
+from flashrt.ir.interpreter import gather
 
 TURN_S = 2.0
 """How long one operation waits for the other's next line, which may be inside a library."""

@@ -11,7 +11,7 @@ from flashrt.bench.audit.values import digest, freeze, is_opaque, storages, thaw
 from flashrt.clock import monotonic_ns
 from flashrt.ir import INPUT, OUTPUT, Dataflow, FlatProgram, Operation, OperationRunner
 from flashrt.ir.execute import Distributor, Piece
-from flashrt.ir.interpret import gather
+from flashrt.ir.interpreter import gather
 from flashrt.ir.ops import Call
 from flashrt.ir.values import is_tensor
 

@@ -27,7 +27,7 @@ from flashrt.bench.audit.record import Arrived, CallRecord, ObservingView, Sessi
 from flashrt.bench.audit.values import Difference, compare, digest, freeze, perturb, thaw
 from flashrt.ir import INPUT, FlatProgram, Operation, OperationRunner
 from flashrt.ir.execute import Piece
-from flashrt.ir.interpret import gather
+from flashrt.ir.interpreter import gather
 from flashrt.ir.ops import Call
 from flashrt.ir.values import describe
 

@@ -16,7 +16,7 @@ from flashrt.bench.audit.record import ObservingView, Tape
 from flashrt.bench.audit.replay import Loaded, arrived_at, states_before, states_differ
 from flashrt.bench.audit.values import Difference, compare, perturb, thaw
 from flashrt.ir import INPUT, OUTPUT, Dataflow, Operation, OperationRunner
-from flashrt.ir.interpret import gather
+from flashrt.ir.interpreter import gather
 from flashrt.ir.values import join, length, split
 
 MAX_PERTURBED = 6

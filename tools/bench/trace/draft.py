@@ -18,7 +18,7 @@ from flashrt.bench.trace.run import SetUp
 from flashrt.bench.trace.states import Kept, find_kept
 from flashrt.bench.trace.units import Block, StaysClosedError, Unit, Units
 from flashrt.errors import Finding, InputError
-from flashrt.ir.build import parse_program
+from flashrt.ir.building import parse_program
 
 
 @dataclass(frozen=True)

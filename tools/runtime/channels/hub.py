@@ -9,7 +9,7 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Any, Literal, NamedTuple
 
-from flashrt.ir.flatten import INPUT
+from flashrt.ir.flattening import INPUT
 from flashrt.runtime.channels.board import Board
 from flashrt.runtime.channels.carrier import Carrier, SharedMemory
 from flashrt.runtime.channels.endpoint import Endpoint

@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from flashrt.ir.flatten import INPUT, OUTPUT, Dataflow, FlatProgram
+from flashrt.ir.flattening import INPUT, OUTPUT, Dataflow, FlatProgram
 
 MAX_WAITING = 4096
 """Messages that may wait in one channel, where fewer would do for two batches."""

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 from flashrt.errors import Finding, InputError, input_error, listed
 from flashrt.ir.execute import Distributor, OperationRunner, Piece
-from flashrt.ir.flatten import INPUT, OUTPUT, Dataflow, FlatProgram
+from flashrt.ir.flattening import INPUT, OUTPUT, Dataflow, FlatProgram
 from flashrt.ir.model import Program
 from flashrt.ir.ops import Context, load_ops
 from flashrt.ir.values import describe, fits, join

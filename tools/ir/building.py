@@ -13,8 +13,9 @@ from typing import Any
 
 from flashrt.errors import Finding, InputError, input_error, listed
 from flashrt.ir.checks import check_program
-from flashrt.ir.documents import content_hash, dump, read_document, validate
-from flashrt.ir.flatten import FlatProgram, flatten
+from flashrt.ir.documents import dump, read_document, validate
+from flashrt.ir.flattening import FlatProgram, flatten
+from flashrt.ir.hashing import content_hash
 from flashrt.ir.hazards import find_dependencies
 from flashrt.ir.model import PROGRAM_SCHEMA, Program
 
