@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -29,7 +28,7 @@ from flashrt.gpu.devices import device_name
 from flashrt.ir import BuiltProgram, Frozen, validate
 from flashrt.mcp_server.auditing import require_audited
 from flashrt.mcp_server.devices import DevicesToPlan, devices_to_plan
-from flashrt.mcp_server.workspace import Workspace
+from flashrt.mcp_server.workspace import Workspace, write_whole
 
 TOOL = "plan_deployment"
 RETRY = "call plan_deployment again"
@@ -231,9 +230,7 @@ def keep_deployment(workspace: Workspace, point: Point) -> Written:
     text = as_yaml(point.deployment)
     identity = f"deploy-{hashlib.sha256(text.encode()).hexdigest()[:ID_DIGITS]}"
     path = workspace.folder("deployments") / f"{identity}.yaml"
-    part = path.with_name(f"{path.name}.{uuid.uuid4().hex[:8]}.part")
-    part.write_text(text)
-    part.replace(path)
+    write_whole(path, text)
     workspace.store.put_record("deployment", identity, {"deployment": identity, "made_by": TOOL}, path)
     return Written(identity, path)
 

@@ -31,8 +31,6 @@ from tests.runtime.running import assert_same, outputs_by_batch, run, start, wri
 OPS = """
 import os
 import numpy as np
-import torch
-import torch.distributed as dist
 
 def load(context):
     def p(inputs, state):
@@ -41,6 +39,9 @@ def load(context):
             yield {"y": inputs["x"][part::3] * state["n"]}
 
     def wide(inputs, state):
+        import torch
+        import torch.distributed as dist
+
         part = torch.from_numpy(np.array_split(inputs["x"], context.degree)[context.rank].copy()) * 2
         if context.degree > 1:
             parts = [torch.empty_like(part) for _ in range(context.degree)]

@@ -26,11 +26,14 @@ ERROR_MARK = "flashrt: the inputs function is at fault:"
 
 
 def write_recording(path: Path, items: Iterable[Mapping[str, Any]]) -> int:
-    """Write items to `path`, replacing it whole; return how many."""
-    part = path.with_suffix(path.suffix + ".part")
-    with part.open("wb") as file:
-        count = write_items(file, items)
-    part.replace(path)
+    """Write items to `path`, replacing it whole or not at all; return how many."""
+    part = path.with_name(f"{path.name}.{uuid.uuid4().hex[:8]}.part")
+    try:
+        with part.open("wb") as file:
+            count = write_items(file, items)
+        part.replace(path)
+    finally:
+        part.unlink(missing_ok=True)
     return count
 
 
