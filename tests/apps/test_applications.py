@@ -42,12 +42,12 @@ def same(got: Sequence[Mapping[str, Any]], want: Sequence[Mapping[str, torch.Ten
 @pytest.mark.parametrize("app", APPS)
 def test_the_program_means_the_reference(app: str) -> None:
     assert len(played(app)) == NUM_BATCHES
-    assert same(applications.interpret_apart(app, NUM_BATCHES), played(app))
+    assert same(applications.interpret_apart(app)[0], played(app))
 
 
 @pytest.mark.parametrize("app", APPS)
 def test_whole_values_give_what_chunks_give(app: str) -> None:
-    assert same(applications.interpret_apart(app, 3, blocking=True), played(app)[:3])
+    assert same(applications.interpret_apart(app)[1], played(app)[: applications.NUM_BLOCKING])
 
 
 @pytest.mark.slow
