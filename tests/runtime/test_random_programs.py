@@ -14,7 +14,7 @@ from tests.runtime.programs import ProgramMaker, draw_deployment
 from tests.runtime.running import assert_same, outputs_by_batch, run
 
 NUM_BATCHES = 5
-NUM_PROGRAMS = int(os.environ.get("FLASHRT_RANDOM_PROGRAMS", "20"))
+NUM_PROGRAMS = int(os.environ.get("FLASHRT_RANDOM_PROGRAMS", "10"))
 
 
 def states_of(built: BuiltProgram) -> dict[str, set[str]]:

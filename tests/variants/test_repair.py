@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import sqlite3
 import subprocess
 import sys
@@ -32,8 +33,10 @@ def damage_one_page(path: Path) -> None:
     path.write_bytes(data)
 
 
-@pytest.fixture
-def filled(store: Store) -> Store:
+@pytest.fixture(scope="module")
+def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A workspace to copy: every record is a commit of its own, which takes a disk its time."""
+    store = open_store(tmp_path_factory.mktemp("template"))
     queue = VariantQueue(store)
     for number in range(3):
         queue.add(f"hypothesis {number}", "t", "b", "l")
@@ -41,7 +44,14 @@ def filled(store: Store) -> Store:
         store.put_record("run", f"run-{number}", {"marker": f"run-{number}", "samples": list(range(60))})
     with closing(sqlite3.connect(store.path)) as connection:
         connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
-    return store
+    return store.workspace
+
+
+@pytest.fixture
+def filled(template: Path, tmp_path: Path) -> Store:
+    workspace = tmp_path / "workspace"
+    shutil.copytree(template, workspace, symlinks=True)
+    return open_store(workspace)
 
 
 @pytest.mark.parametrize(
