@@ -199,6 +199,9 @@ def run_job(store: Store, job: str, function: str, arguments: dict[str, Any], to
     if cancellation.requested and state == "failed":
         # What ended the job may look like a failure of what it was waiting for.
         state, message, error, detail = "cancelled", "cancelled", None, None
+    if state == "done":
+        # What it was at last doing is no longer so; of one that failed it says where.
+        message = ""
     end_children(job)
     progress.close()
     _finish(store, job, state, message=message, error=error, detail=detail)
