@@ -181,6 +181,12 @@ def default_devices(deployment: Mapping[str, Any], where: str) -> tuple[str, ...
 
     known = [device.run_name for device in gpu.inventory().devices if device.kind == kind]
     needed = max(numbers, default=-1) + 1
+    if needed > len(known) == 0:
+        raise input_error(
+            f"{where}, key 'devices'", f"a kind of device that this machine has: it has no {kind} device", f"'{kind}'",
+            "run it where there are some, or write devices: cpu, or devices: emulated with a profile",
+            rule="too-few-devices",
+        )  # fmt: skip
     if needed > len(known):
         raise input_error(
             f"{where}, key 'groups'", f"device numbers below {len(known)}: this machine has {listed(known)}",

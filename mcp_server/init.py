@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import shlex
 import shutil
 import sys
 from pathlib import Path
@@ -32,13 +33,20 @@ def run_init(folder: Path) -> int:
             "name another; nothing was written", rule="not-empty",
         )  # fmt: skip
     source = application_root() / SKELETON
-    shutil.copytree(
-        source, folder, dirs_exist_ok=True, ignore=shutil.ignore_patterns("__pycache__", "*.pyc", "__init__.py")
-    )
+    try:
+        shutil.copytree(
+            source, folder, dirs_exist_ok=True, ignore=shutil.ignore_patterns("__pycache__", "*.pyc", "__init__.py")
+        )
+    except OSError as error:
+        # Of a tree that was copied in part, `shutil.Error` names every file; the first says enough.
+        cause = error.args[0][0][2] if isinstance(error, shutil.Error) else error.strerror
+        raise input_error(
+            f"folder '{folder}'", "a folder that can be written", str(cause), "name another", rule="not-writable"
+        ) from None
     name = "".join(letter if letter.isalnum() else "_" for letter in folder.resolve().name).strip("_") or SKELETON
     program = folder / "program.yaml"
     program.write_text(program.read_text().replace(f"name: {SKELETON}", f"name: '{name}'"))
     print(f"laid out {folder}: {', '.join(sorted(path.name for path in folder.iterdir()))}")
-    print(f"next: cd {folder}, then the four commands of README.md; they work as they are")
+    print(f"next: cd {shlex.quote(str(folder))}, then the four commands of README.md; they work as they are")
     sys.stdout.flush()
     return 0

@@ -8,13 +8,16 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from flashrt.errors import InputError, input_error
 from flashrt.ir.documents import read_document
 from flashrt.mcp_server.devices import default_devices, device_names
 from flashrt.mcp_server.workspace import Workspace, write_whole
 from flashrt.variants.store import new_id
+
+if TYPE_CHECKING:
+    from flashrt.bench import System
 
 Progress = Callable[[float, str], None]
 DEFAULT_TIMEOUT_S = 120.0
@@ -135,7 +138,21 @@ def equivalence_check(root: Path, arguments: Mapping[str, Any], progress: Progre
         known_noise=known_noise(workspace, baseline, arguments),
     )
     verdict = check_equivalence(baseline, candidate, arguments["inputs"], root, folder, settings, progress)
+    verdict["warnings"] = [*verdict["warnings"], *device_warnings(candidate, settings.devices)]
     return keep_equivalence(workspace, verdict, folder)
+
+
+def device_warnings(system: System, devices: Sequence[str]) -> list[str]:
+    """Return what to say where a deployment was checked on other devices than those that it is for."""
+    if system.kind != "deployment" or devices:
+        return []
+    kind = str(read_document(system.path).get("devices") or "cpu")
+    if kind in {"cpu", "emulated"}:
+        return []
+    return [
+        f"checked on the CPU, although '{system.path.name}' is for {kind} devices: other devices round otherwise; pass "
+        "devices or a lease to check there"
+    ]
 
 
 def known_noise(workspace: Workspace, baseline: Any, arguments: Mapping[str, Any]) -> dict[str, float] | None:

@@ -43,6 +43,15 @@ async def test_a_new_application_validates_interprets_equal_and_runs(tmp_path: P
         assert json.loads(json.dumps(analysis["dependencies"]))
 
 
+def test_where_nothing_can_be_written_it_says_so(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    for folder in (tmp_path / "file" / "app", Path("/proc/app")):
+        done = subprocess.run([*COMMAND, "init", str(folder)], capture_output=True, text=True, check=False)
+        assert done.returncode == 2
+        assert "a folder that can be written" in done.stderr
+        assert "Traceback" not in done.stderr
+
+
 def test_a_folder_with_files_is_left_alone(tmp_path: Path) -> None:
     mine = tmp_path / "mine" / "precious.txt"
     mine.parent.mkdir()

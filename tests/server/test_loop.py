@@ -150,6 +150,8 @@ async def test_only_proved_and_measured_variants_count(workspace: Path) -> None:
             assert one["valid"] is True, one["reasons"]
             assert one["fps"] > 0
             assert one["elements_per_batch"] == 6
+            told = any("'drift') makes all its chunks at once" in note for note in one["notes"])
+            assert told is (one is run), "its edge streams, and it returns the whole value"
             assert {"mean", "p50", "p90", "p99", "max"} <= one["latency_ms"].keys()
             for path in one["artifacts"].values():
                 assert (workspace / path).is_file()

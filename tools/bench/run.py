@@ -72,6 +72,8 @@ class OneRun:
     search: dict[str, Any] = field(default_factory=dict)
     seeds: dict[str, int | None] = field(default_factory=dict)
     neighbours: NeighbourWatch = field(default_factory=lambda: NeighbourWatch(()))
+    said: Sequence[str] = ()
+    """Notes of the system's own processes."""
 
 
 def run_benchmark(
@@ -261,6 +263,7 @@ def _notes(settings: RunSettings, done: Sequence[OneRun], rechecked: Mapping[str
             )
     notes += _media_notes(settings, done)
     notes += dict.fromkeys(note for run in done for note in run.neighbours.notes)
+    notes += dict.fromkeys(note for run in done for note in run.said)
     for run in done:
         warmup = run.metrics.get("warmup") or {}
         if warmup.get("level_change_left_in"):
@@ -413,6 +416,7 @@ def run_once(
         usages = [process.usage, *(event for event in process.events if event["kind"] == "usage")]
         peak = max(process.peak_host_bytes, sum(int(usage.get("peak_host_bytes", 0)) for usage in usages))
         activities = [event for event in process.events if event["kind"] in ACTIVITIES]
+        said = [str(event["text"]) for event in process.events if event["kind"] == "note"]
         seen, guards = judge_guards(process.events), guard_records(process.events)
         device_bytes = sum(int(usage.get("peak_device_bytes") or 0) for usage in usages) or None
     attribution = attribute(recorder)
@@ -449,7 +453,20 @@ def run_once(
         metrics["devices"] = utilisation(activities, recorder.sent_ns[start], end_ns)
     sent: list[Mapping[str, Any]] = list(items[: len(recorder.sent_ns)])
     return OneRun(
-        metrics, outputs, problems, recorder, sent, start, activities, attribution, guards, load, search, seeds, watch
+        metrics,
+        outputs,
+        problems,
+        recorder,
+        sent,
+        start,
+        activities,
+        attribution,
+        guards,
+        load,
+        search,
+        seeds,
+        watch,
+        said,
     )
 
 

@@ -63,7 +63,8 @@ def check_evidence(
         findings.append(
             Finding(f"{where}, run '{run}'", f"a run of the system that was checked, {_named(checked)}",
                     f"a run of {_named(benched)}{_changes(checked, benched)}",
-                    "call equivalence_check and bench_run on the same system, without changing its files in between",
+                    "call equivalence_check and bench_run on the same system, without changing its files in between; "
+                    "documents that were written beside it count too, so write all candidates first",
                     rule="different-systems")
         )  # fmt: skip
     for role, one in (("equivalence", checked), ("run", benched)):
