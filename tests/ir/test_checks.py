@@ -158,6 +158,22 @@ def test_an_absent_file_names_its_neighbours(tmp_path: Path) -> None:
         build_file(tmp_path / "progam.yaml")
 
 
+def test_a_folder_and_an_absent_folder_are_not_called_absent_documents(tmp_path: Path) -> None:
+    (tmp_path / "app").mkdir()
+    (tmp_path / "app" / "program.yaml").write_text("{}")
+    with pytest.raises(InputError, match=r"document 'app': expected a file, got a folder.*in it: 'program.yaml'"):
+        read_document(tmp_path / "app")
+    with pytest.raises(InputError, match=r"expected an existing folder 'apq', got no such folder"):
+        read_document(tmp_path / "apq" / "program.yaml")
+
+
+def test_a_document_of_another_kind_is_one_finding_that_names_both() -> None:
+    (found,) = findings_of({"schema": "flashrt/deployment@1", "groups": {}, "place": {}})
+    assert found.rule == "wrong-schema"
+    assert found.message == "expected a program ('flashrt/program@1'), got a deployment ('flashrt/deployment@1')"
+    assert "name a program in its place, and this deployment where one is asked for" in found.fix
+
+
 @pytest.mark.parametrize(
     ("ops", "rule"),
     [

@@ -13,7 +13,7 @@ from typing import Any
 
 from flashrt.errors import Finding, InputError, input_error, listed
 from flashrt.ir.checks import check_program
-from flashrt.ir.documents import dump, read_document, validate
+from flashrt.ir.documents import check_kind, dump, read_document, validate
 from flashrt.ir.flattening import FlatProgram, flatten
 from flashrt.ir.hashing import content_hash
 from flashrt.ir.hazards import find_dependencies
@@ -61,6 +61,7 @@ def parse_program(
     InputError
         The document does not have the grammar's form; with every finding.
     """
+    check_kind(PROGRAM_SCHEMA, document, noun=noun, retry=RETRY)
     schema = document.get("schema")
     if schema != PROGRAM_SCHEMA:
         raise input_error(
