@@ -140,7 +140,8 @@ def _check_names(wanted: Sequence[str], yielded: Sequence[str]) -> None:
     findings = []
     for name in missing:
         near = nearest(name, spare)
-        repair = f"rename '{near}' to '{name}'" if near else f"yield '{name}' too"
+        only = spare[0] if len(spare) == len(missing) == 1 else None
+        repair = f"rename '{near or only}' to '{name}'" if near or only else f"yield '{name}' too"
         findings.append(
             Finding(f"the program's input '{name}'", f"an inputs function that yields {listed(wanted)}",
                     f"one that yields {listed(yielded)}", f"{repair} in the inputs function, and call again",
