@@ -94,10 +94,17 @@ def _show(record: Record, workspace: Path) -> list[Part]:
     return [json.dumps(record["document"], indent=1)]
 
 
+def _difference(first: Record | None) -> str | None:
+    if first is None:
+        return None
+    batch = "" if first["batch"] is None else f" (batch {first['batch']})"
+    return f"at {first['position']}{batch}: expected {first['expected']}, got {first['got']}"
+
+
 def _equality(record: Record) -> list[Part]:
     rows = [
         (name, "equal" if not one.get("mismatched") else "not equal", one.get("mismatched"), one.get("total"),
-         one.get("max_abs"), one.get("first_mismatch"))
+         one.get("max_abs"), _difference(one.get("first_mismatch")))
         for name, one in record["outputs"].items()
     ]  # fmt: skip
     columns = ("output", "verdict", "#differ", "#of", "#max abs", "first difference")
@@ -108,7 +115,16 @@ def _equality(record: Record) -> list[Part]:
         f"'{record['baseline']['reference']}' ({record.get('tier')}, {record.get('num_batches')} batches)",
         *[f"because: {one}" for one in record.get("reasons") or []],
         *[f"warning: {one}" for one in record.get("warnings") or []],
+        *_after_inequality(record),
     ]
+
+
+def _after_inequality(record: Record) -> list[Part]:
+    """Return what to call next where a program is not equal: its state is the usual cause, and can be checked."""
+    candidate = record["candidate"]
+    if record["equivalent"] or candidate["kind"] != "program":
+        return []
+    return [f"next: flashrt audit {candidate['reference']} {record['inputs']} finds state that is not declared"]
 
 
 def _check(record: Record, workspace: Path) -> list[Part]:
@@ -118,7 +134,7 @@ def _check(record: Record, workspace: Path) -> list[Part]:
 def _interpret(record: Record, workspace: Path) -> list[Part]:
     parts = _equality(record["equality"]) if "equality" in record else []
     elements = ", ".join(f"{count} {name}" for name, count in record["elements"].items())
-    return [*parts, f"{record['num_batches']} batches gave {elements}; wrote {record['outputs']}"]
+    return [f"{record['num_batches']} batches gave {elements}; wrote {record['outputs']}", *parts]
 
 
 def _audit(record: Record, workspace: Path) -> list[Part]:

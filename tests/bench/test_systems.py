@@ -310,6 +310,8 @@ def test_inputs_are_the_same_for_a_seed_and_recordings_can_be_used_again(toy: Pa
         ("yield {'a': 1}; yield {'b': 1}", "same input names"),
         ("import time; time.sleep(600); yield {}", "within 1 s"),
         ("yield {'a': object()}", "object"),
+        ("yield {'a': 1}; yield 1", r"'bad.py:batches', item 1: expected items {input name: value}, got 1 \(int\)"),
+        ("return 1", r"expected an iterable of items {input name: value}, got 1 \(int\)"),
         ("import os; os._exit(9)", "exit status 9"),
         ("import os; os.kill(os.getpid(), 9)", "signal SIGKILL"),
     ],
@@ -319,6 +321,18 @@ def test_a_bad_inputs_function_is_named(toy: Path, body: str, expected: str) -> 
     with pytest.raises(InputError, match=expected) as caught:
         read_inputs("bad.py:batches", toy, 0, 4, timeout_s=1 if "sleep" in body else 30)
     assert "inputs" in str(caught.value)
+
+
+@pytest.mark.parametrize("system", ["program.yaml", "split.yaml"])
+def test_inputs_under_another_name_than_the_programs_are_to_be_renamed(toy: Path, system: str) -> None:
+    (toy / "misnamed.py").write_text("def batches(seed, count):\n    yield {'actons': 1}\n")
+    items = read_inputs("misnamed.py:batches", toy, 0, 1)
+    with pytest.raises(InputError) as caught:
+        collect(resolve_system(system, toy), items, QUICK, toy / "log")
+    (found,) = caught.value.findings
+    assert found.where == f"system '{system}', the program's input 'actions'"
+    assert found.message.startswith("expected an inputs function that yields 'actions', got one that yields 'actons'")
+    assert found.fix == "rename 'actons' to 'actions' in the inputs function, and call again"
 
 
 def test_what_an_inputs_function_leaves_running_is_ended_and_not_waited_for(toy: Path) -> None:

@@ -73,6 +73,10 @@ BROKEN: list[tuple[str, dict[str, Any], str]] = [
     ("too-many-operations", changed(*DENOISE, "repeat", "times", to=10_000), "500 operations"),
     ("rate-not-played", changed(*DENOISE, "outputs", "latents", to={"rate_hz": 16}), "output 'latents'"),
     ("rate-not-played", changed(*APP, "inputs", "actions", "rate_hz", to=16), "input 'actions'"),
+    ("unknown-dtype", changed(*APP, "inputs", "actions", "dtype", to="float31"), "graph 'app', input 'actions'"),
+    ("unknown-dtype", changed(*APP, "nodes", "vae", "outputs", "frames", to={"dtype": "x"}), "node 'vae', output"),
+    ("bad-axis", changed(*APP, "inputs", "actions", "shape", to=["frames", "a b"]), "axis 1"),
+    ("bad-axis", changed(*DENOISE, "outputs", "latents", to={"shape": [-1]}), "output 'latents', key 'shape', axis 0"),
     ("wrong-schema", changed("schema", to="flashrt/program@2"), "schema"),
 ]  # fmt: skip
 
@@ -100,6 +104,29 @@ def test_all_findings_come_at_once_even_beside_a_missing_mode() -> None:
 def test_the_nearest_name_is_offered() -> None:
     found = next(f for f in findings_of(changed(*APP, "edges", 1, "to", to="vae.latent")) if f.rule == "unknown-port")
     assert found.nearest == "latents"
+
+
+@pytest.mark.parametrize(
+    ("dtype", "near"), [("float31", "float"), ("Float32", "float32"), ("torch.int64", "int64"), ("long", "int64")]
+)
+def test_an_element_type_that_no_value_has_gets_the_nearest_name(dtype: str, near: str) -> None:
+    (found,) = [
+        f for f in findings_of(changed(*APP, "outputs", "frames", to={"dtype": dtype})) if f.severity == "error"
+    ]
+    assert found.nearest is not None
+    assert found.nearest.startswith(near)
+
+
+def test_every_element_type_of_numpy_and_torch_is_one() -> None:
+    import numpy as np
+    import torch
+
+    names = {str(np.dtype(kind)) for kind in np.sctypeDict.values()} | {"<U5", "|S3", ">i4", "datetime64[ns]"}
+    names |= {str(np.dtype([("a", "f4")]))}
+    names |= {str(kind).removeprefix("torch.") for kind in vars(torch).values() if isinstance(kind, torch.dtype)}
+    names |= {"str", "bytes", "int", "float", "list", "dict"}
+    for name in sorted(names):
+        assert findings_of(changed(*APP, "outputs", "frames", to={"dtype": name})) == [], name
 
 
 def test_a_cycle_is_named_node_by_node() -> None:
@@ -158,6 +185,22 @@ def test_an_absent_file_names_its_neighbours(tmp_path: Path) -> None:
         build_file(tmp_path / "progam.yaml")
 
 
+def test_a_folder_and_an_absent_folder_are_not_called_absent_documents(tmp_path: Path) -> None:
+    (tmp_path / "app").mkdir()
+    (tmp_path / "app" / "program.yaml").write_text("{}")
+    with pytest.raises(InputError, match=r"document 'app': expected a file, got a folder.*in it: 'program.yaml'"):
+        read_document(tmp_path / "app")
+    with pytest.raises(InputError, match=r"expected an existing folder 'apq', got no such folder"):
+        read_document(tmp_path / "apq" / "program.yaml")
+
+
+def test_a_document_of_another_kind_is_one_finding_that_names_both() -> None:
+    (found,) = findings_of({"schema": "flashrt/deployment@1", "groups": {}, "place": {}})
+    assert found.rule == "wrong-schema"
+    assert found.message == "expected a program ('flashrt/program@1'), got a deployment ('flashrt/deployment@1')"
+    assert "name a program in its place, and this deployment where one is asked for" in found.fix
+
+
 @pytest.mark.parametrize(
     ("ops", "rule"),
     [
@@ -172,6 +215,21 @@ def test_the_ops_file_is_checked(tmp_path: Path, ops: str, rule: str) -> None:
     (tmp_path / "ops.py").write_text(WORLD_OPS)
     (tmp_path / "broken.py").write_text("def load(:\n")
     assert rule in {finding.rule for finding in findings_of(world(ops=ops), tmp_path)}
+
+
+def test_findings_of_every_phase_name_the_document_and_its_ops_file(tmp_path: Path) -> None:
+    (tmp_path / "ops.py").write_text("def load(:\n")
+    document = world()
+    document["graphs"]["app"]["edges"][1]["to"] = "vae.latent"
+    for phases in (1, 2):
+        if phases == 2:
+            del document["graphs"]["app"]["edges"][1]["mode"]
+        with pytest.raises(InputError) as caught:
+            build(document, tmp_path, "program 'app.yaml'")
+        lines = str(caught.value).splitlines()
+        assert len(lines) > 1
+        assert all(line.startswith("program 'app.yaml', ") for line in lines), lines
+        assert phases == 2 or "invalid syntax (ops.py, line 1)" in str(caught.value)
 
 
 def test_the_id_changes_with_the_document_and_with_the_ops(tmp_path: Path) -> None:

@@ -163,7 +163,7 @@ def test_a_worker_that_never_loads_is_named_by_the_supervisor_too(tmp_path: Path
 
 def test_an_input_that_the_program_needs_and_nobody_gives_is_named(tmp_path: Path) -> None:
     write_faulty(tmp_path, "none")
-    with pytest.raises(InputError, match=r"io.inputs\['x'\].*one of 'other'"):
+    with pytest.raises(InputError, match=r"program's input 'x'.*yields 'other'; rename 'other' to 'x'"):
         run(tmp_path, "it.yaml", [{"other": np.zeros(3)}])
 
 

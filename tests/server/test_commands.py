@@ -113,6 +113,17 @@ def test_a_part_of_an_answer_is_found_by_its_path() -> None:
             part_of(record, wrong)
 
 
+def test_a_program_that_is_not_equal_is_to_be_audited(workspace: Path) -> None:
+    inputs = "inputs.py:batches"
+    other = flashrt(
+        "interpret", "program.yaml", inputs, "--baseline", "variants.py:one_value", "--count", "6", cwd=workspace
+    )
+    assert other.returncode == 1, other.stderr
+    assert "at [32, 1, 3] (batch 5): expected" in " ".join(other.stdout.split())
+    last = other.stdout.strip().splitlines()[-1]
+    assert last == f"next: flashrt audit program.yaml {inputs} finds state that is not declared"
+
+
 def test_answers_are_tables_json_or_a_part_and_a_no_ends_with_1(workspace: Path) -> None:
     built = flashrt("build", "program.yaml", cwd=workspace)
     assert built.returncode == 0, built.stderr
@@ -125,6 +136,8 @@ def test_answers_are_tables_json_or_a_part_and_a_no_ends_with_1(workspace: Path)
     assert other.returncode == 1, other.stderr
     assert "NOT EQUAL" in other.stdout
     assert "batch 5" in other.stdout
+    assert "{'position'" not in other.stdout
+    assert "next:" not in other.stdout
     part = flashrt(*same, "--get", "outputs.frames.mismatched", cwd=workspace)
     assert (part.returncode, part.stdout) == (0, "0\n")
     refused = flashrt("check", "reference.py:serve", "absent.py:serve", "inputs.py:batches", cwd=workspace)

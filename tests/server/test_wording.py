@@ -29,9 +29,24 @@ def test_a_wrong_mode_and_wrong_numbers_are_named(workspace: Path) -> None:
     text = refusal(build, document, workspace)
     assert "expected one of 'blocking', 'streaming', got 'blockng' (did you mean 'blocking'?)" in text
     assert "expected greater than or equal to 1, got 0" in text
-    assert "expected a valid integer" in text
+    assert "expected an integer, got 'one'" in text
+    document["graphs"]["app"]["edges"][1]["chunks"] = 2.5
+    document["graphs"]["app"]["inputs"] = "actions"
+    text = refusal(build, document, workspace)
+    assert "expected an integer, got 2.5" in text
+    assert "expected a mapping, got 'actions'" in text
+    document = copy.deepcopy(read_document(workspace / "program.yaml"))
+    edge = document["graphs"]["app"]["edges"][0]
     del edge["mode"]
     assert "key 'mode': one of 'blocking', 'streaming' (there is no default)" in refusal(build, document, workspace)
+
+
+def test_a_deployment_in_a_profiles_place_is_one_finding(workspace: Path) -> None:
+    path = workspace / "deployment.yaml"
+    path.write_text("schema: flashrt/deployment@1\nprogram: program.yaml\ngroups: {a: [0]}\nplace: {dit: a}\n")
+    text = refusal(read_profile, path)
+    assert "profile 'deployment.yaml', key 'schema': expected a profile ('flashrt/profile@1'), got a deployment" in text
+    assert len(text.splitlines()) == 1
 
 
 def test_a_missing_provenance_says_what_it_may_be() -> None:

@@ -10,7 +10,7 @@ import argparse
 import os
 import sys
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,7 +19,7 @@ from flashrt.bench.guards import hide, replaced_timers
 from flashrt.bench.intake import Intake
 from flashrt.bench.io import CLOSED, InputClosed, Inputs, Outputs, SystemIO
 from flashrt.clock import monotonic_ns
-from flashrt.errors import FlashrtError
+from flashrt.errors import Finding, FlashrtError, InputError, listed, nearest
 from flashrt.runtime.lifeline import current_place, end_system, inherited_socket
 from flashrt.runtime.loading import Loading
 from flashrt.runtime.usage import process_usage
@@ -123,6 +123,7 @@ def load_system(spec: dict[str, Any]) -> Serve:
     from flashrt.ir.documents import read_document
 
     built = build(read_document(Path(spec["program"])), Path(spec["folder"]))
+    _check_names(list(built.program.graphs[built.program.entry].inputs), spec["inputs"])
     if kind == "program":
         return lambda io: serve_program(built, io)
     from flashrt.runtime.serve import serve_deployment
@@ -130,6 +131,24 @@ def load_system(spec: dict[str, Any]) -> Serve:
     profile = Path(spec["profile"]) if spec["profile"] else None
     program, path = Path(spec["program"]), Path(spec["path"])
     return lambda io: serve_deployment(built, program, path, io, profile, spec["measured"])
+
+
+def _check_names(wanted: Sequence[str], yielded: Sequence[str]) -> None:
+    """Refuse inputs under other names than the program's: nothing would ever come on one of them."""
+    missing = [name for name in wanted if name not in yielded]
+    spare = [name for name in yielded if name not in wanted]
+    findings = []
+    for name in missing:
+        near = nearest(name, spare)
+        only = spare[0] if len(spare) == len(missing) == 1 else None
+        repair = f"rename '{near or only}' to '{name}'" if near or only else f"yield '{name}' too"
+        findings.append(
+            Finding(f"the program's input '{name}'", f"an inputs function that yields {listed(wanted)}",
+                    f"one that yields {listed(yielded)}", f"{repair} in the inputs function, and call again",
+                    rule="unknown-input", nearest=near)
+        )  # fmt: skip
+    if findings:
+        raise InputError(findings)
 
 
 def serve_program(built: BuiltProgram, io: SystemIO) -> None:

@@ -16,6 +16,7 @@ from typing import IO, Any
 
 from flashrt.bench.systems import find_file, split_function
 from flashrt.errors import InputError, input_error
+from flashrt.ir.documents import shown
 from flashrt.runtime.lifeline import MARK, exit_words, kill_marked
 from flashrt.runtime.wire import read_messages, write_message
 
@@ -38,10 +39,21 @@ def write_recording(path: Path, items: Iterable[Mapping[str, Any]]) -> int:
 
 
 def write_items(file: IO[bytes], items: Iterable[Mapping[str, Any]]) -> int:
-    """Write a recording to an open file; return how many items it holds."""
+    """Write a recording to an open file; return how many items it holds.
+
+    Raises
+    ------
+    InputError
+        An item is no mapping.
+    """
     file.write(MAGIC)
     count = 0
     for item in items:
+        if not isinstance(item, Mapping):
+            raise input_error(
+                f"item {count}", "items {input name: value}", f"{shown(item)} ({type(item).__name__})",
+                "yield one mapping a batch, and call again", rule="item-not-a-mapping",
+            )  # fmt: skip
         write_message(file, {"kind": "item"}, dict(item))
         count += 1
     return count

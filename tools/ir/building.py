@@ -5,15 +5,15 @@ from __future__ import annotations
 import copy
 import hashlib
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 from flashrt.errors import Finding, InputError, input_error, listed
 from flashrt.ir.checks import check_program
-from flashrt.ir.documents import dump, read_document, validate
+from flashrt.ir.documents import check_kind, dump, read_document, validate
 from flashrt.ir.flattening import FlatProgram, flatten
 from flashrt.ir.hashing import content_hash
 from flashrt.ir.hazards import find_dependencies
@@ -61,6 +61,7 @@ def parse_program(
     InputError
         The document does not have the grammar's form; with every finding.
     """
+    check_kind(PROGRAM_SCHEMA, document, noun=noun, retry=RETRY)
     schema = document.get("schema")
     if schema != PROGRAM_SCHEMA:
         raise input_error(
@@ -71,7 +72,7 @@ def parse_program(
         program = validate(Program, document, noun=noun, retry=RETRY)
     except InputError as error:
         raise InputError([*error.findings, *_findings_beyond(document, noun)]) from None
-    return program, check_program(program, folder)
+    return program, _named(check_program(program, folder), noun)
 
 
 def _findings_beyond(document: Mapping[str, Any], noun: str) -> list[Finding]:
@@ -84,9 +85,14 @@ def _findings_beyond(document: Mapping[str, Any], noun: str) -> list[Finding]:
             if isinstance(edge, dict):
                 edge.setdefault("mode", "streaming" if "chunks" in edge else "blocking")
     try:
-        return check_program(validate(Program, repaired, noun=noun, retry=RETRY))
+        return _named(check_program(validate(Program, repaired, noun=noun, retry=RETRY)), noun)
     except InputError:
         return []
+
+
+def _named(findings: Sequence[Finding], noun: str) -> list[Finding]:
+    """Return the findings with the document in each place, where `noun` says which it is: ``program 'app.yaml'``."""
+    return [replace(one, where=f"{noun}, {one.where}") for one in findings] if "'" in noun else list(findings)
 
 
 def program_id(program: Program, folder: Path | None) -> str:

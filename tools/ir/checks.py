@@ -29,6 +29,7 @@ from flashrt.ir.rules_nodes import (
     check_recursion,
     check_size,
 )
+from flashrt.ir.rules_ports import check_ports
 
 Rule = Callable[[Program], Iterator[Finding]]
 
@@ -37,6 +38,7 @@ STRUCTURE: tuple[Rule, ...] = (
     check_names,
     check_entry,
     check_rates,
+    check_ports,
     check_node_kinds,
     check_recursion,
     check_size,
@@ -100,7 +102,7 @@ def check_ops(program: Program, folder: Path) -> Iterator[Finding]:
         )  # fmt: skip
         return
     try:
-        tree = ast.parse(path.read_text(encoding="utf-8"))
+        tree = ast.parse(path.read_text(encoding="utf-8"), filename=file)
     except (SyntaxError, ValueError, OSError, MemoryError, RecursionError) as error:
         got = str(error) or f"code that is too deeply nested ({type(error).__name__})"
         yield Finding("key 'ops'", f"Python that parses in '{file}'", got, f"correct it; {AGAIN}", rule="syntax")

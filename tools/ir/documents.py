@@ -19,6 +19,11 @@ Model = TypeVar("Model", bound=BaseModel)
 MAX_BYTES = 4_000_000
 MAX_NODES = 200_000
 MAX_DEPTH = 200
+KINDS = (
+    "program", "profile", "deployment", "audit", "model", "workload", "serving-profile", "serving-operations",
+    "serving-deployment", "elastic-profile", "elastic-workload", "demo",
+)  # fmt: skip
+"""Kinds of documents, as a schema names them: ``flashrt/KIND@1``."""
 
 _BRIEF = reprlib.Repr()
 _BRIEF.maxlevel = 3
@@ -61,7 +66,7 @@ def read_document(path: Path, *, retry: str = "correct the file and call again")
     Raises
     ------
     InputError
-        The file is absent, is not text, is too large, does not parse, repeats a key, or is not one mapping.
+        The file is absent, a folder, not text, too large, does not parse, repeats a key, or is not one mapping.
     """
     where = f"document '{path.name}'"
     try:
@@ -69,10 +74,20 @@ def read_document(path: Path, *, retry: str = "correct the file and call again")
             content = file.read(MAX_BYTES + 1)
         text = content.decode()
     except FileNotFoundError:
-        siblings = sorted(p.name for p in path.parent.glob("*") if p.suffix in {".yaml", ".yml", ".json"})
+        if not path.parent.is_dir():
+            raise input_error(
+                where, f"an existing folder '{path.parent.name}'", "no such folder",
+                f"correct the path or make the folder; {retry}", rule="no-such-folder",
+            ) from None  # fmt: skip
+        siblings = _documents_in(path.parent)
         raise input_error(
             where, "a readable file", "no such file", f"documents there: {listed(siblings)}; {retry}",
             rule="no-such-file", valid=siblings, name=path.name,
+        ) from None  # fmt: skip
+    except IsADirectoryError:
+        raise input_error(
+            where, "a file", "a folder", f"name one of the documents in it: {listed(_documents_in(path))}; {retry}",
+            rule="is-a-folder",
         ) from None  # fmt: skip
     except (OSError, ValueError) as error:
         if isinstance(error, UnicodeDecodeError) and len(content) > MAX_BYTES:
@@ -90,6 +105,10 @@ def read_document(path: Path, *, retry: str = "correct the file and call again")
     if not isinstance(value, dict):
         raise input_error(where, "a mapping at the top", type(value).__name__, retry, rule="not-a-mapping")
     return value
+
+
+def _documents_in(folder: Path) -> list[str]:
+    return sorted(p.name for p in folder.glob("*") if p.suffix in {".yaml", ".yml", ".json"} and p.is_file())
 
 
 def _parse(text: str, where: str, retry: str, *, is_json: bool) -> Any:
@@ -226,7 +245,42 @@ def expectation(item: Mapping[str, Any]) -> tuple[str, str | None]:
         names = re.findall(r"'([^']*)'", item["ctx"]["expected"])
         if names:
             return f"one of {listed(names, 30)}", nearest(shown(item.get("input")).strip("'"), names)
-    return str(item["msg"]).removeprefix("Input should be ").removeprefix("Value error, "), None
+    message = str(item["msg"]).removeprefix("Input should be ").removeprefix("Value error, ")
+    # Pydantic says "a valid integer", and then how it failed to read one.
+    found = re.fullmatch(r"a valid (\w+)(?: or instance of \w+|, .*)?", message)
+    if found:
+        message = "a mapping" if found[1] == "dictionary" else _article(found[1])
+    return message, None
+
+
+def check_kind(schema: str, document: Mapping[str, Any], *, noun: str, retry: str) -> None:
+    """Refuse a document whose own `schema` says that it is of another kind than `schema`.
+
+    All that it holds would be unknown then, and none of it wrong.
+
+    Raises
+    ------
+    InputError
+        With one finding, which names both kinds.
+    """
+    said = document.get("schema")
+    wanted, got = _kind(schema), _kind(said)
+    if wanted is not None and got is not None and got != wanted:
+        raise input_error(
+            f"{noun}, key 'schema'", f"{_article(wanted)} ('{schema}')", f"{_article(got)} ({shown(said)})",
+            f"name {_article(wanted)} in its place, and this {got} where one is asked for; {retry}",
+            rule="wrong-schema",
+        )  # fmt: skip
+
+
+def _kind(schema: Any) -> str | None:
+    """Return the kind of document that a schema names: ``serving profile`` of ``flashrt/serving-profile@1``."""
+    found = re.fullmatch(r"flashrt/([a-z-]+)@\d+", schema) if isinstance(schema, str) else None
+    return found[1].replace("-", " ") if found and found[1] in KINDS else None
+
+
+def _article(noun: str) -> str:
+    return f"{'an' if noun[0] in 'aeiou' else 'a'} {noun}"
 
 
 def validate(model: type[Model], document: Mapping[str, Any], *, noun: str, retry: str) -> Model:
@@ -242,8 +296,11 @@ def validate(model: type[Model], document: Mapping[str, Any], *, noun: str, retr
     Raises
     ------
     InputError
-        With one finding for each thing that is wrong.
+        With one finding for each thing that is wrong; with one alone where the document is of another kind.
     """
+    field = model.model_fields.get("schema_")
+    if field is not None:
+        check_kind(str(field.default), document, noun=noun, retry=retry)
     try:
         return model.model_validate(document)
     except ValidationError as error:
