@@ -15,7 +15,7 @@ import pytest
 
 from flashrt.errors import InputError
 from flashrt.mcp_server.cli import main
-from flashrt.mcp_server.commands import COMMANDS, GPU, JOBS, VARIANTS, arguments_of, part_of, read_value
+from flashrt.mcp_server.commands import COMMANDS, GPU, JOBS, VARIANTS, arguments_of, part_of, print_part, read_value
 from flashrt.mcp_server.server import FlashrtServer
 from flashrt.mcp_server.table import TABLE
 from flashrt.mcp_server.workspace import Workspace
@@ -113,6 +113,17 @@ def test_a_part_of_an_answer_is_found_by_its_path() -> None:
             part_of(record, wrong)
 
 
+def test_a_part_of_a_run_that_is_not_valid_comes_with_the_reasons(capsys: pytest.CaptureFixture[str]) -> None:
+    record = {"run": "run-1f3a", "job": "job-0b", "system": "a-b", "valid": False, "reasons": ["too few", "late"]}
+    print_part(record, "run")
+    said = capsys.readouterr()
+    assert (said.out, said.err) == ("run-1f3a\n", "not valid: too few; late\n")
+    with pytest.raises(InputError, match="metrics"):
+        print_part({**record, "valid": True}, "metrics.fps")
+    said = capsys.readouterr()
+    assert (said.out, said.err) == ("", "the call is done; run: run-1f3a, job: job-0b\n")
+
+
 def test_answers_are_tables_json_or_a_part_and_a_no_ends_with_1(workspace: Path) -> None:
     built = flashrt("build", "program.yaml", cwd=workspace)
     assert built.returncode == 0, built.stderr
@@ -166,6 +177,7 @@ def test_variants_and_leases_have_commands(workspace: Path) -> None:
 @pytest.mark.parametrize(
     "line",
     [
+        ["build"],
         ["bench", "reference.py:serve"],
         ["bench", "reference.py:serve", "inputs.py:batches", "--scenario", "fastest"],
         ["bench", "reference.py:serve", "inputs.py:batches", "--runs", "many"],
