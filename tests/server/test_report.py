@@ -149,7 +149,8 @@ async def test_the_report_has_all_that_the_workspace_knows(workspace: Path, tmp_
         assert f'<section id="{part}"' in text, part
     for words in (
         run["run"], check["equivalence"], plan["plan"], system, "drift|render", "The search may not stop yet",
-        "Latency from the intended send time", "Times between frames", "Offset of each batch from its schedule",
+        "Latency from the intended send time", "Times between elements", "elements a second",
+        "Offset of each batch from its schedule",
         "Point 1: the steady state", "What the devices did (EMULATED devices)", "confirmed", "bit",
     ):  # fmt: skip
         assert words in text, words
