@@ -256,7 +256,8 @@ def run_tool_command(options: argparse.Namespace) -> int:
     from flashrt.mcp_server.rendering import show
 
     command: Command = options.tool_command
-    answer = call_tool(command.tool, given_arguments(command, options), options.workspace, f"flashrt {options.command}")
+    given = given_arguments(command, options)
+    answer = call_tool(command.tool, given, options.workspace, f"flashrt {options.command}")
     if answer is None:
         return EXIT_TOOL_ERROR
     record = dict(answer.record)
@@ -268,7 +269,7 @@ def run_tool_command(options: argparse.Namespace) -> int:
     if options.get is not None:
         print_part(record, options.get)
     elif not getattr(options, "json", False):
-        show(command.tool, record, options.workspace)
+        show(command.tool, record, options.workspace, given)
     sys.stdout.flush()
     return EXIT_NO if command.says_no(record) else 0
 

@@ -16,8 +16,10 @@ import pytest
 from flashrt.errors import InputError
 from flashrt.mcp_server.cli import main
 from flashrt.mcp_server.commands import COMMANDS, GPU, JOBS, VARIANTS, arguments_of, part_of, print_part, read_value
+from flashrt.mcp_server.rendering import show
 from flashrt.mcp_server.server import FlashrtServer
 from flashrt.mcp_server.table import TABLE
+from flashrt.mcp_server.tools import Tools
 from flashrt.mcp_server.workspace import Workspace
 
 ALL = (*COMMANDS, *VARIANTS, *JOBS, *GPU)
@@ -150,6 +152,17 @@ def test_answers_are_tables_json_or_a_part_and_a_no_ends_with_1(workspace: Path)
     cancelled = flashrt("jobs", "cancel", records[0]["job"], cwd=workspace)
     assert cancelled.returncode == 5
     assert "there is nothing to cancel" in cancelled.stderr
+
+
+def test_a_composition_is_shown_by_its_parts(workspace: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    record = Tools(Workspace(workspace)).analyze("program.yaml")
+    whole = [one["legality"] for one in record["candidates"] if "+" in one["transformation"]]
+    assert whole
+    assert all(text.startswith("both are legal and choose different things") for text in whole)
+    show("analyze", record, workspace)
+    said = capsys.readouterr().out
+    assert said.count("both are legal:") == len(whole)
+    assert "choose" not in said
 
 
 def test_variants_and_leases_have_commands(workspace: Path) -> None:
