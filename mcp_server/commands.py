@@ -7,18 +7,20 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
 
-from flashrt.errors import input_error
+from flashrt.errors import InputError, input_error
 
 EXIT_NO = 1
 """The answer is no: not equal, not valid, findings."""
 EXIT_TOOL_ERROR = 5
 Schema = Mapping[str, Any]
+ID = re.compile(r"(audit|cmp|deploy|eq|job|lease|plan|prog|profile|run|var)(-[0-9a-f]+)+")
 
 
 @dataclass(frozen=True)
@@ -38,10 +40,12 @@ class Command:
     help: str
     positional: tuple[str, ...] = ()
     says_no: Callable[[Mapping[str, Any]], bool] = field(default=lambda record: False)
+    required: tuple[str, ...] = ()
+    """Positional arguments that the tool has another form for, but the command line has not."""
 
 
 COMMANDS: tuple[Command, ...] = (
-    Command("build", "ir_build", "check a program document and give it an id", ("document",)),
+    Command("build", "ir_build", "check a program document and give it an id", ("document",), required=("document",)),
     Command("show", "ir_show", "show a program as text, JSON, Mermaid or SVG", ("program",)),
     Command(
         "interpret", "ir_interpret", "run a program as it is meant; with --baseline, prove it equal",
@@ -132,7 +136,8 @@ def add_command(commands: Any, command: Command, *, filled: bool) -> argparse.Ar
             found = {name: one for name, one in found.items() if name not in {"runs", "systems"}}
         for name in command.positional:
             if name in found:
-                _add_positional(parser, name, *found[name])
+                schema, required = found[name]
+                _add_positional(parser, name, schema, required or name in command.required)
         for name, (schema, required) in found.items():
             if name not in command.positional:
                 _add_option(parser, name, schema, required)
@@ -251,7 +256,8 @@ def run_tool_command(options: argparse.Namespace) -> int:
     from flashrt.mcp_server.rendering import show
 
     command: Command = options.tool_command
-    answer = call_tool(command.tool, given_arguments(command, options), options.workspace, f"flashrt {options.command}")
+    given = given_arguments(command, options)
+    answer = call_tool(command.tool, given, options.workspace, f"flashrt {options.command}")
     if answer is None:
         return EXIT_TOOL_ERROR
     record = dict(answer.record)
@@ -261,11 +267,38 @@ def run_tool_command(options: argparse.Namespace) -> int:
         print(answer.text, file=sys.stderr)
         return EXIT_TOOL_ERROR
     if options.get is not None:
-        print(part_of(record, options.get))
+        print_part(record, options.get)
     elif not getattr(options, "json", False):
-        show(command.tool, record, options.workspace)
+        show(command.tool, record, options.workspace, given)
     sys.stdout.flush()
     return EXIT_NO if command.says_no(record) else 0
+
+
+def print_part(record: Mapping[str, Any], path: str) -> None:
+    """Print a part of an answer; say on standard error why the answer is not valid, where it says that it is not.
+
+    Raises
+    ------
+    InputError
+        There is no such part; the ids that the answer has are said first, since the work is done and kept.
+    """
+    if record.get("valid") is False:
+        print(
+            f"not valid: {'; '.join(map(str, record.get('reasons') or ['the answer gives no reason']))}",
+            file=sys.stderr,
+        )
+    try:
+        print(part_of(record, path))
+    except InputError:
+        kept = [f"{name}: {value}" for name, value in record.items() if is_id(value)]
+        if kept:
+            print(f"the call is done; {', '.join(kept)}", file=sys.stderr)
+        raise
+
+
+def is_id(value: Any) -> bool:
+    """Return whether a value is an id of what a call made, such as ``run-1f3a``."""
+    return isinstance(value, str) and ID.fullmatch(value) is not None
 
 
 def part_of(record: Any, path: str) -> str:

@@ -55,7 +55,7 @@ def run_plan(options: argparse.Namespace) -> int:
     if options.out is not None and not options.out.resolve().is_relative_to(workspace.root):
         raise input_error(
             f"option --out '{options.out}'", "a folder of the workspace, where the deployments find their program",
-            "one outside", "name another, or change --workspace", rule="outside-workspace",
+            "one outside of it", "name one inside it, such as 'plans'", rule="outside-workspace",
         )  # fmt: skip
     question = read_question(workspace, _arguments(options))
     console, errors = Console(), Console(stderr=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -22,12 +23,12 @@ Record = Mapping[str, Any]
 Part = Table | Text | str
 
 
-def show(tool: str, record: Record, workspace: Path) -> None:
-    """Print a tool's answer."""
+def show(tool: str, record: Record, workspace: Path, given: Record | None = None) -> None:
+    """Print a tool's answer to the arguments that were given."""
     console = Console()
     console.width = max(console.width, MIN_WIDTH)
     render = RENDERERS.get(tool)
-    for part in render(record, workspace) if render else facts(record):
+    for part in render({**record, "given": given or {}}, workspace) if render else facts(record):
         if isinstance(part, Table):
             console.print(part)
         else:
@@ -181,21 +182,21 @@ def _trace(record: Record, workspace: Path) -> list[Part]:
     for number, question in enumerate(record["questions"], 1):
         parts.append(f"question {number} ({question['where']}, {question['source']}): {question['question']}")
         parts += [f"   - {choice['answer']}: {choice['change']}" for choice in question["choices"]]
-    return [
-        *parts,
-        f"next: answer the questions in {record['path']}, then flashrt interpret {record['path']} INPUTS --baseline "
-        f"{record['system']}",
-    ]
+    inputs = record["given"].get("inputs", "INPUTS")
+    prove = shlex.join(["flashrt", "interpret", record["path"], inputs, "--baseline", record["system"]])
+    answer = f"answer the questions in {record['path']}, then " if record["questions"] else ""
+    return [*parts, f"next: {answer}{prove}"]
 
 
 def _analyze(record: Record, workspace: Path) -> list[Part]:
     edges = [(one["source"], one["target"], one["lambda"], one["kind"], one["state"]) for one in record["dependencies"]]
     rows = []
+    ids = {one["id"] for one in record["candidates"]}
     for one in record["candidates"]:
         expected = one["expected"] if isinstance(one["expected"], Mapping) else {}
         gain = expected.get("versus_baseline") or {}
         rows.append((one["id"], "legal" if one["legal"] else "no", gain.get("fps"), gain.get("first_output"),
-                     one["legality"]))  # fmt: skip
+                     _why(one, ids)))  # fmt: skip
     parts: list[Part] = [
         table("dependencies (λ: batches between)", ("from", "to", "#λ", "kind", "state"), edges),
         table("candidates", ("candidate", "legal", "#rate ×", "#first output ×", "why"), rows),
@@ -208,6 +209,17 @@ def _analyze(record: Record, workspace: Path) -> list[Part]:
         seeded = record["seeded"]
         parts.append(f"queue: {len(seeded['added'])} variants added, {len(seeded['removed'])} removed at once")
     return parts
+
+
+def _why(candidate: Record, ids: set[str]) -> str:
+    """Return why a candidate is legal or not; of a composition, whose parts have rows of their own, that both are."""
+    whole = str(candidate["id"])
+    cuts = (at for at, letter in enumerate(whole) if letter == "+")
+    parts = next(((whole[:at], whole[at + 1 :]) for at in cuts if {whole[:at], whole[at + 1 :]} <= ids), None)
+    if parts is None or not candidate["legal"]:
+        return str(candidate["legality"])
+    more = "; a change of the program too, see --json" if candidate.get("program_change") else ""
+    return f"both are legal: {parts[0]}, {parts[1]}{more}"
 
 
 def _profile(record: Record, workspace: Path) -> list[Part]:

@@ -12,7 +12,7 @@ from pydantic import Field
 
 from flashrt import __version__
 from flashrt.errors import FlashrtError, InputError, input_error
-from flashrt.mcp_server.workspace import Workspace, write_whole
+from flashrt.mcp_server.workspace import Workspace, has_document, write_whole
 
 if TYPE_CHECKING:
     from flashrt.ir.building import BuiltProgram
@@ -68,9 +68,7 @@ def report_path(workspace: Workspace, out: str) -> Path:
     InputError
         Outside the workspace, no .html, or a file that is no report.
     """
-    from flashrt.bench.systems import inside
-
-    path = inside(workspace.root, out, "argument 'out'")
+    path = workspace.path_to_write(out, "argument 'out'", "report.html")
     if path.suffix != ".html" or path.is_dir():
         raise input_error(
             "argument 'out'", "a file that ends in .html", f"'{out}'", f"leave it out for {DEFAULT_OUT}",
@@ -164,14 +162,23 @@ def find_program(workspace: Workspace, program: str | None, missing: list[str]) 
     if program is not None:
         found: BuiltProgram = workspace.program(program)
         return found
+    gone: list[str] = []
+    newest: BuiltProgram | None = None
     for record in reversed(workspace.store.list_records("program")):
+        if not has_document(record):
+            gone.append(record.id)
+            continue
         try:
-            built: BuiltProgram = workspace.program(record.id)
+            newest = workspace.program(record.id)
+            break
         except InputError as error:
             missing.append(f"program {record.id}: {error}")
-            continue
-        return built
-    return None
+    if gone:
+        programs = (
+            "1 newer program whose document is" if len(gone) == 1 else f"{len(gone)} newer programs whose documents are"
+        )
+        missing.append(f"{programs} gone ({', '.join(gone)}): put back what you need, or call ir_build with another")
+    return newest
 
 
 def part_of(

@@ -13,7 +13,7 @@ from mcp.server.mcpserver.exceptions import ResourceNotFoundError
 from mcp_types import Completion, CompletionArgument, PromptReference, Resource, ResourceTemplateReference
 
 from flashrt.errors import FlashrtError, InputError
-from flashrt.mcp_server.workspace import Workspace
+from flashrt.mcp_server.workspace import Workspace, has_document
 
 LOG = logging.getLogger("flashrt")
 JSON = "application/json"
@@ -119,7 +119,11 @@ class WorkspaceResources:
         if kind in {"program", "run"}:
             records = reversed(store.list_records(kind))
             key = "name" if kind == "program" else "system"
-            return [(record.id, str(record.payload.get(key, ""))) for record in records]
+            return [
+                (record.id, str(record.payload.get(key, "")))
+                for record in records
+                if kind == "run" or has_document(record)
+            ]
         if kind == "variant":
             from flashrt.variants.queue import VariantQueue
 

@@ -108,12 +108,10 @@ def ir_trace(root: Path, arguments: Mapping[str, Any], progress: Progress, folde
 
 def draft_folder(workspace: Workspace, system: Any, arguments: Mapping[str, Any]) -> tuple[str, Path]:
     """Return a draft's name and the folder that it goes to: the one asked for, else a new one below ``traced``."""
-    from flashrt.bench.systems import inside
-
     folder = system.path.parent
     name = arguments.get("name") or (folder.name if folder != workspace.root else system.path.stem)
     if arguments.get("out"):
-        return name, inside(workspace.root, arguments["out"], "argument 'out'")
+        return name, workspace.path_to_write(arguments["out"], "argument 'out'", "traced/mine")
     out, number = workspace.root / "traced" / name, 1
     while (out / "program.yaml").exists() or (out / "ops.py").exists():
         number += 1
@@ -207,7 +205,9 @@ def lease_notes(arguments: Mapping[str, Any]) -> list[str]:
     """Return what to say of figures without a lease."""
     if isinstance(arguments.get("devices"), str) and str(arguments["devices"]).startswith("lease"):
         return []
-    return ["measured without a lease: others may have used the same devices"]
+    return [
+        "measured without a lease: others may have used the same devices; gpu_acquire (flashrt gpu acquire) gives one"
+    ]
 
 
 def bench_run(root: Path, arguments: Mapping[str, Any], progress: Progress, folder: Path) -> dict[str, Any]:

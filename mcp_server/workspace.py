@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import uuid
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from flashrt.errors import input_error
-from flashrt.variants.store import Store, open_store
+from flashrt.errors import InputError, input_error
+from flashrt.variants.store import Record, Store, open_store
 
 PREFIXES = {"program": "prog-", "deployment": "deploy-", "profile": "profile-"}
 DOCUMENT_SUFFIXES = (".yaml", ".yml", ".json")
@@ -21,6 +22,11 @@ def write_whole(path: Path, text: str) -> None:
         part.replace(path)
     finally:
         part.unlink(missing_ok=True)
+
+
+def has_document(record: Record) -> bool:
+    """Return whether the file that a record names is still there."""
+    return record.path is not None and record.path.is_file()
 
 
 class Workspace:
@@ -55,6 +61,25 @@ class Workspace:
         """Return a path as tools print it: relative to the workspace where it lies inside."""
         resolved = path.resolve()
         return str(resolved.relative_to(self.root)) if resolved.is_relative_to(self.root) else str(resolved)
+
+    def path_to_write(self, text: str, where: str, example: str) -> Path:
+        """Return the path in the workspace that something is to be written to.
+
+        Raises
+        ------
+        InputError
+            It lies outside the workspace, or no file can have that path.
+        """
+        from flashrt.bench.systems import inside
+
+        try:
+            return inside(self.root, text, where)
+        except InputError as error:
+            fix = f"name one inside it, such as '{example}'"
+            raise InputError(
+                replace(finding, fix=fix) if finding.rule == "outside-workspace" else finding
+                for finding in error.findings
+            ) from None
 
     def find_id(self, reference: str) -> Any:
         """Return the program or deployment document that an id names (a `Found`), or None."""

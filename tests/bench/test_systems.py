@@ -170,7 +170,7 @@ def test_every_scenario_measures_and_leaves_its_artefacts(toy: Path, scenario: s
     for name in ("result", "samples", "trace", "plot", "page"):
         assert Path(result["artifacts"][name]).stat().st_size > 0
     page = Path(result["artifacts"]["page"]).read_text()
-    for words in (system, scenario, "Times between frames", "Worst offset of a batch", "against", "settings"):
+    for words in (system, scenario, "Times between elements", "Worst offset of a batch", "against", "settings"):
         assert words in page, words
     assert "src=" not in page
     assert not result["rechecked"]

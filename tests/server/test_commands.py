@@ -15,9 +15,11 @@ import pytest
 
 from flashrt.errors import InputError
 from flashrt.mcp_server.cli import main
-from flashrt.mcp_server.commands import COMMANDS, GPU, JOBS, VARIANTS, arguments_of, part_of, read_value
+from flashrt.mcp_server.commands import COMMANDS, GPU, JOBS, VARIANTS, arguments_of, part_of, print_part, read_value
+from flashrt.mcp_server.rendering import show
 from flashrt.mcp_server.server import FlashrtServer
 from flashrt.mcp_server.table import TABLE
+from flashrt.mcp_server.tools import Tools
 from flashrt.mcp_server.workspace import Workspace
 
 ALL = (*COMMANDS, *VARIANTS, *JOBS, *GPU)
@@ -124,6 +126,17 @@ def test_a_program_that_is_not_equal_is_to_be_audited(workspace: Path) -> None:
     assert last == f"next: flashrt audit program.yaml {inputs} finds state that is not declared"
 
 
+def test_a_part_of_a_run_that_is_not_valid_comes_with_the_reasons(capsys: pytest.CaptureFixture[str]) -> None:
+    record = {"run": "run-1f3a", "job": "job-0b", "system": "a-b", "valid": False, "reasons": ["too few", "late"]}
+    print_part(record, "run")
+    said = capsys.readouterr()
+    assert (said.out, said.err) == ("run-1f3a\n", "not valid: too few; late\n")
+    with pytest.raises(InputError, match="metrics"):
+        print_part({**record, "valid": True}, "metrics.fps")
+    said = capsys.readouterr()
+    assert (said.out, said.err) == ("", "the call is done; run: run-1f3a, job: job-0b\n")
+
+
 def test_answers_are_tables_json_or_a_part_and_a_no_ends_with_1(workspace: Path) -> None:
     built = flashrt("build", "program.yaml", cwd=workspace)
     assert built.returncode == 0, built.stderr
@@ -154,6 +167,17 @@ def test_answers_are_tables_json_or_a_part_and_a_no_ends_with_1(workspace: Path)
     assert "there is nothing to cancel" in cancelled.stderr
 
 
+def test_a_composition_is_shown_by_its_parts(workspace: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    record = Tools(Workspace(workspace)).analyze("program.yaml")
+    whole = [one["legality"] for one in record["candidates"] if "+" in one["transformation"]]
+    assert whole
+    assert all(text.startswith("both are legal and choose different things") for text in whole)
+    show("analyze", record, workspace)
+    said = capsys.readouterr().out
+    assert said.count("both are legal:") == len(whole)
+    assert "choose" not in said
+
+
 def test_variants_and_leases_have_commands(workspace: Path) -> None:
     words = ("--transformation", "stream", "--bottleneck", "the path", "--legality", "no state")
     added = flashrt("variants", "add", "chunks [red]leave[/]", *words, "--expected", '{"rate_ratio": 1.4}',
@@ -179,6 +203,7 @@ def test_variants_and_leases_have_commands(workspace: Path) -> None:
 @pytest.mark.parametrize(
     "line",
     [
+        ["build"],
         ["bench", "reference.py:serve"],
         ["bench", "reference.py:serve", "inputs.py:batches", "--scenario", "fastest"],
         ["bench", "reference.py:serve", "inputs.py:batches", "--runs", "many"],

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from mcp.shared.exceptions import MCPError
 
 from flashrt.variants.report import front_chart, render_report
 from flashrt.variants.report.charts import (
@@ -80,6 +81,27 @@ async def test_an_empty_workspace_says_what_to_do_next(tmp_path: Path) -> None:
         assert words in text
 
 
+async def test_programs_whose_documents_are_gone_are_one_line(workspace: Path) -> None:
+    text = (workspace / "program.yaml").read_text()
+    async with connected(workspace) as session:
+        kept = (await session.call("ir_build", document="program.yaml"))["program"]
+        gone = []
+        for number in range(2):
+            path = workspace / f"other-{number}.yaml"
+            path.write_text(re.sub(r"^name: .*$", f"name: other_{number}", text, flags=re.MULTILINE))
+            gone.append((await session.call("ir_build", document=path.name))["program"])
+            path.unlink()
+        written = await session.call("report_write")
+        resources = (await session.client.list_resources()).resources
+        assert [one.name for one in resources if one.uri.startswith("program://")] == [kept]
+        with pytest.raises(MCPError, match="no file at"):
+            await session.client.read_resource(f"program://{gone[0]}")
+    assert written["program"] == kept
+    assert len(set(gone)) == 2
+    (line,) = written["missing"]
+    assert line.startswith(f"2 newer programs whose documents are gone ({gone[1]}, {gone[0]}): ")
+
+
 async def test_the_report_has_all_that_the_workspace_knows(workspace: Path, tmp_path: Path) -> None:
     (workspace / "profile.yaml").write_text((workspace / "profile.yaml").read_text().replace("cpu", "emulated"))
     async with connected(workspace) as session:
@@ -107,7 +129,10 @@ async def test_the_report_has_all_that_the_workspace_knows(workspace: Path, tmp_
         assert again["path"] == "page.html", "a report may be replaced"
         (workspace / "other.html").write_text("mine")
         for arguments, words in (
-            ({"out": "../page.html"}, "inside the workspace"),
+            (
+                {"out": "../page.html"},
+                "inside the workspace, got '../page.html'; name one inside it, such as 'report.html'",
+            ),
             ({"out": "page.txt"}, "ends in .html"),
             ({"out": "other.html"}, "something else"),
             ({"runs": ["run-unknown"]}, run["run"]),
@@ -124,7 +149,8 @@ async def test_the_report_has_all_that_the_workspace_knows(workspace: Path, tmp_
         assert f'<section id="{part}"' in text, part
     for words in (
         run["run"], check["equivalence"], plan["plan"], system, "drift|render", "The search may not stop yet",
-        "Latency from the intended send time", "Times between frames", "Offset of each batch from its schedule",
+        "Latency from the intended send time", "Times between elements", "elements a second",
+        "Offset of each batch from its schedule",
         "Point 1: the steady state", "What the devices did (EMULATED devices)", "confirmed", "bit",
     ):  # fmt: skip
         assert words in text, words

@@ -13,18 +13,25 @@ import pytest
 ROOT = Path(__file__).parents[2]
 BLOCKS = re.findall(r"```sh\n(.*?)```", (ROOT / "docs" / "tutorial.md").read_text(encoding="utf-8"), re.DOTALL)
 
+TRIES = 3
 
+
+@pytest.mark.timeout(850)
 def test_the_tutorial_s_commands_run_in_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FLASHRT_LEASE_DIR", str(tmp_path / "leases"))
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     assert len(BLOCKS) >= 7
-    folder = tmp_path / "empty"
-    folder.mkdir()
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-    done = subprocess.run(
-        ["bash", "-ec", "\n".join(BLOCKS)], cwd=folder, capture_output=True, text=True, timeout=280, check=False,
-        env={**os.environ, "PATH": path}, stdin=subprocess.DEVNULL,
-    )  # fmt: skip
+    # What else the machine does may make a run invalid; the tutorial says to measure again then.
+    for number in range(TRIES):
+        folder = tmp_path / f"empty{number}"
+        folder.mkdir()
+        done = subprocess.run(
+            ["bash", "-ec", "\n".join(BLOCKS)], cwd=folder, capture_output=True, text=True, timeout=280, check=False,
+            env={**os.environ, "PATH": path}, stdin=subprocess.DEVNULL,
+        )  # fmt: skip
+        if done.returncode == 0 or "not valid: " not in done.stderr:
+            break
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     assert "the search may stop" in done.stdout
     assert "wrote report.html" in done.stdout

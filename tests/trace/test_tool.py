@@ -9,11 +9,13 @@ from pathlib import Path
 
 import pytest
 
+from flashrt.mcp_server.rendering import show
 from tests.server.connection import connected
 from tests.trace.cases import INPUTS
 from tests.trace.refused import FAILS
 
 pytestmark = pytest.mark.anyio
+ASKED = {"where": "graph 'app'", "source": "reference.py:1", "question": "may it stream?", "choices": []}
 GIVEN = {"system": "toy/reference.py:serve", "inputs": "toy/inputs.py:batches"}
 
 
@@ -31,13 +33,19 @@ def workspace(toy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Pat
     return root
 
 
-async def test_a_draft_is_written_proved_and_not_replaced(workspace: Path) -> None:
+async def test_a_draft_is_written_proved_and_not_replaced(workspace: Path, capsys: pytest.CaptureFixture[str]) -> None:
     async with connected(workspace) as session:
         draft = await session.finish("ir_trace", **GIVEN, count=5)
         assert draft["files"] == {kind: f"traced/toy/{file}" for kind, file in (
             ("program", "program.yaml"), ("ops", "ops.py"), ("profile", "profile.yaml"), ("questions", "questions.json")
         )}  # fmt: skip
         assert draft["operations"] == ["drift", "render"]
+        for questions, begins in (
+            ([], "next: flashrt interpret traced/toy/program.yaml toy/inputs.py:batches "),
+            ([ASKED], "next: answer the questions in traced/toy/program.yaml, then "),
+        ):
+            show("ir_trace", {**draft, "questions": questions}, workspace, GIVEN)
+            assert capsys.readouterr().out.splitlines()[-1].startswith(begins)
         assert draft["nodes"]["drift"]["writes"] == ["drift"]
         assert json.loads((workspace / draft["files"]["questions"]).read_text()) == draft["questions"]
         proof = await session.finish(
@@ -81,4 +89,7 @@ def test_the_command_prints_a_table_and_what_comes_next(workspace: Path) -> None
     assert done.returncode == 0, done.stderr
     assert "drift" in done.stdout
     assert "wrote traced/toy/ops.py" in done.stdout
-    assert "next: answer the questions in traced/toy/program.yaml" in done.stdout
+    steps = done.stdout.partition("\nnext: ")[2].strip()
+    prove = f"flashrt interpret traced/toy/program.yaml {GIVEN['inputs']} --baseline {GIVEN['system']}"
+    questions = json.loads((workspace / "traced/toy/questions.json").read_text())
+    assert steps == (f"answer the questions in traced/toy/program.yaml, then {prove}" if questions else prove)

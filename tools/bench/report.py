@@ -50,7 +50,7 @@ def write_trace(
 def write_plots(png: Path, html: Path, result: Mapping[str, Any], runs: Sequence[tuple[Attribution, int]]) -> None:
     """Draw a run once, as PNG and in a page of HTML: what a reader asks first, and what the mean hides.
 
-    Latency over the batches, times between frames, both as distributions, and every batch's offset against the
+    Latency over the batches, times between elements, both as distributions, and every batch's offset against the
     schedule that its items were meant to keep.
     """
     import matplotlib
@@ -68,7 +68,7 @@ def write_plots(png: Path, html: Path, result: Mapping[str, Any], runs: Sequence
             if len(part.due_ns):
                 _draw_run(axes, part, f"{line.output}, run {number + 1}", result.get("period_ms"))
     latency.set(xlabel="batch after warm-up", ylabel="ms", title="Latency from the intended send time")
-    between.set(xlabel="frame after warm-up", ylabel="ms", title="Times between frames")
+    between.set(xlabel="element after warm-up", ylabel="ms", title="Times between elements")
     offsets.set(xlabel="batch after warm-up", ylabel="ms", title="Worst offset of a batch against its schedule")
     latency_share.set(xlabel="latency, ms", ylabel="share of batches", ylim=(0, 1))
     between_share.set(xlabel="between completed batches, ms", ylabel="share of batches", ylim=(0, 1))

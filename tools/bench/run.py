@@ -303,7 +303,8 @@ def _media_notes(settings: RunSettings, done: Sequence[OneRun]) -> list[str]:
     notes = []
     if unknown:
         notes.append(
-            f"no real-time factor for {listed(unknown)}: their rate is not known; pass media_rate, elements a second"
+            f"no real-time factor for {listed(unknown)}: their rate is not known; pass media_rate, elements a second, "
+            "or give the program's output a rate_hz"
         )
     if foreign:
         notes.append(f"media_rate names {listed(foreign)}, which the system does not write ({listed(outputs)})")

@@ -159,7 +159,10 @@ def judge(
     # In closed loop an item's moment is when it is sent: there is nothing to be late for.
     lag = lag_ms(recorder, start)
     if lag > max(2.0, MAX_LAG_SHARE * (period_ms or gap_ms or 0.0)):
-        problems.append(f"items were sent {lag:.1f} ms after their moment (p99): the harness was disturbed")
+        problems.append(
+            f"items were sent {lag:.1f} ms after their moment (p99): the harness was disturbed; measure again on a "
+            "quieter machine, or with a longer period"
+        )
     if period_ms is not None:
         drift = max((found.get("drift_ms_per_batch", 0.0) for found in outputs.values()), default=0.0)
         sustained = search["finite"] if search else not grows(drift, period_ms, measured)

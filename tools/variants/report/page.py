@@ -21,7 +21,7 @@ FOLDER = Path(__file__).parent
 STYLE, SCRIPT = FOLDER / "style.css", FOLDER / "tables.js"
 # What a reader asks of a run first: (name, path in the record, unit).
 FIGURES = (
-    ("frames a second", "fps", ""),
+    ("elements a second", "fps", ""),
     ("period", "period_ms", "ms"),
     ("latency, mean", "latency_ms.mean", "ms"),
     ("latency, p50", "latency_ms.p50", "ms"),

@@ -33,7 +33,7 @@ def read_timelines(samples: Path, run: Mapping[str, Any]) -> dict[str, Timeline]
 
 
 def run_charts(run: Mapping[str, Any], lines: Mapping[str, Timeline]) -> list[tuple[str, str]]:
-    """Return a run's drawings, each with what it shows: latency, offsets, times between frames, distributions."""
+    """Return a run's drawings, each with what it shows: latency, offsets, times between elements, distributions."""
     period_ms = run.get("period_ms")
     waited = {name: latencies_ms(line) for name, line in lines.items()}
     between = {name: np.diff(np.sort(line.all_visible_ns)) / 1e6 for name, line in lines.items()}
@@ -47,8 +47,8 @@ def run_charts(run: Mapping[str, Any], lines: Mapping[str, Timeline]) -> list[tu
         (title, line_chart(title, "batch after warm-up", "ms", _lines(found), from_zero=title.startswith("Latency")))
         for title, found in over_batches.items()
     ]
-    title = "Times between frames"
-    charts.append((title, line_chart(title, "frame after warm-up", "ms", _lines(between))))
+    title = "Times between elements"
+    charts.append((title, line_chart(title, "element after warm-up", "ms", _lines(between))))
     for title, label, found in (
         ("Latency, as a distribution", "latency, ms", waited),
         ("Times between completed batches, as a distribution", "ms", gaps),
