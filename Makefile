@@ -1,6 +1,6 @@
 # make help    this list
 # make demo    the whole loop on the WorldPlay application, on this machine's CPU cores
-# make test    all tests, on two processes (WORKERS=1: on one)
+# make test    all tests, three at a time: they often wait (WORKERS=1: one by one)
 # make check   ruff, formatting, strict types; skills, plugin, manifests and tool schemas by their own validators (npm)
 # make conformance  the official MCP conformance suite over HTTP, for both protocol eras (npm)
 # make bench   benchmarks: ratios against a peer or a floor measured in the same run
@@ -11,7 +11,7 @@
 
 PYTHON ?= python3
 VENV := .venv
-WORKERS ?= 2
+WORKERS ?= 3
 BIN := $(VENV)/bin
 # The CPU build, by its own version, so that pip never falls back to gigabytes of CUDA libraries unasked.
 ifeq ($(shell uname -m),x86_64)
