@@ -82,6 +82,7 @@ class Endpoint:
             carrier.wake = self.ring
         self._closed: str | None = None
         self._interrupted = threading.Event()
+        self._bells_held = threading.RLock()
         self._poll = select.poll()
         self._poll.register(self._bell, select.POLLIN)
         self._targets = [
@@ -306,14 +307,17 @@ class Endpoint:
     def ring(self, endpoint: str | None = None) -> None:
         """Wake an endpoint's `wait`: this one's, or another's."""
         bell = self._bell if endpoint is None else self._bells.get(endpoint)
-        if bell is not None and self._owned:
-            os.eventfd_write(bell, 1)
+        # Held, so that no other thread closes it meanwhile, and its number is not another file's.
+        with self._bells_held:
+            if bell is not None and self._owned:
+                os.eventfd_write(bell, 1)
 
     def close(self) -> None:
         """Let go of all memory and descriptors."""
         for carrier in {id(carrier): carrier for carrier in self._carriers.values()}.values():
             carrier.close()
         self.board.close()
-        for descriptor in self._owned:
-            os.close(descriptor)
-        self._owned.clear()
+        with self._bells_held:
+            for descriptor in self._owned:
+                os.close(descriptor)
+            self._owned.clear()
