@@ -23,6 +23,7 @@ from flashrt.ir.interpreter import interpret
 from flashrt.planners.serving import Evaluator, Load, Settings, plan_serving
 from flashrt.planners.serving.emulate import run_emulated
 from flashrt.runtime import cluster as backend
+from flashrt.runtime.actor import note_of_priority
 from flashrt.runtime.serve import plan_workers, start_workers
 from tests.ir.documents import edge, flat_graph
 from tests.planners.serving.test_documents import problem
@@ -107,6 +108,8 @@ def nodes() -> Iterator[Cluster]:
         "health_check_timeout_ms": 60_000,
         "health_check_period_ms": 1_000,
         "health_check_failure_threshold": 4,
+        # By default Ray's workers yield to every other process: beside two other tests they would hardly ever run.
+        "worker_niceness": 0,
     }
     made = Cluster(
         initialize_head=True, head_node_args={"num_cpus": 2, "include_dashboard": False, "_system_config": patient}
@@ -146,6 +149,16 @@ def test_the_same_document_gives_the_same_results_and_what_breaks_is_named(tmp_p
         (pid,) = {int(write.value[0]) for write in recorder.written if write.output == "pid"}
     # The actors go with their supervisor.
     assert not psutil.pid_exists(pid) or not psutil.Process(pid).is_running()
+
+
+def test_loading_may_hold_the_lock_for_longer_than_a_worker_may_be_silent(tmp_path: Path) -> None:
+    # PyDLL keeps Python's lock, as loading a native library does.
+    holds = OPS.replace("def load(context):", "def load(context):\n    import ctypes; ctypes.PyDLL(None).sleep(6)")
+    assert holds != OPS
+    assert backend.SILENCE_S < 6
+    write_application(tmp_path, SHORT, holds, it=SHORT_SPREAD)
+    want, _ = interpret(build_file(tmp_path / "program.yaml").flat, tmp_path, items(2))
+    assert_same(strip(outputs_by_batch(run(tmp_path, "it.yaml", items(2), 120), 2)), strip(want))
 
 
 @pytest.mark.parametrize("how", ["node", "silence"])
@@ -190,6 +203,12 @@ def has_actor(node: Any) -> bool:
     home = [psutil.Process(info.process.pid) for infos in node.all_processes.values() for info in infos]
     names = [child.name() for process in home for child in process.children(recursive=True)]
     return any("WorkerActor" in name for name in names)
+
+
+def test_workers_that_yield_to_others_are_named() -> None:
+    assert note_of_priority(0) is None
+    assert "niceness 15" in str(note_of_priority(15))
+    assert "RAY_worker_niceness=0" in str(note_of_priority(15))
 
 
 def test_too_few_resources_and_no_cluster_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -36,6 +36,9 @@ class WorkerActor:
         stream.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         control = Connection(stream, torch=True)
         messages.Join(orders["name"], orders["token"]).send(control)
+        pulse = _Pulse(control, orders["beat_s"])
+        if orders["is_first"] and (note := note_of_priority(os.getpriority(os.PRIO_PROCESS, 0))) is not None:
+            messages.Note(note).send(control)
         if orders["hub"] is not None:
             told = orders["hub"]
             channels = [ChannelPlan.from_dict(record) for record in told["channels"]]
@@ -44,26 +47,42 @@ class WorkerActor:
         wiring = fetch_wiring(orders["socket"], orders["token"], orders["name"])
         hello = messages.Hello(**{**orders["hello"], "wiring": wiring})
         remote = Remote(**orders["remote"])
-        status = serve(
-            hello, control, remote=remote, orphaned=_leave, started=lambda worker: _beat(worker, orders["beat_s"])
-        )
+        status = serve(hello, control, remote=remote, orphaned=_leave, started=pulse.follow)
         # What the others still read lies in this process's memory until the supervisor ends it.
         threading.Event().wait(0 if status == 0 else 1)
         return status
 
 
-def _beat(worker: Worker, period_s: float) -> None:
-    """Say each period what the worker is doing, so that silence means that it is lost."""
+def note_of_priority(niceness: int) -> str | None:
+    """Return what to say of a node whose workers yield to every other process, as Ray's do by default (niceness 15)."""
+    if niceness <= 0:
+        return None
+    return (
+        f"the workers on node {socket.gethostname()} run with niceness {niceness}: any other process there goes first, "
+        "and latencies suffer; start Ray's nodes with RAY_worker_niceness=0 in their environment"
+    )
 
-    def tell() -> None:
+
+class _Pulse:
+    """Says each period what this process is doing, so that silence means that it is lost."""
+
+    def __init__(self, control: Connection, period_s: float) -> None:
+        self._control = control
+        self._period_s = period_s
+        self._worker: Worker | None = None
+        threading.Thread(target=self._run, daemon=True).start()
+
+    def follow(self, worker: Worker) -> None:
+        """Say from now on what a worker is doing; before, that nothing runs."""
+        self._worker = worker
+
+    def _run(self) -> None:
         pause = threading.Event()
         while True:
-            operation, batch, since_ns = worker.status()
+            operation, batch, since_ns = (-1, -1, 0) if self._worker is None else self._worker.status()
             with suppress(OSError):
-                messages.Beat(operation, batch, monotonic_ns() - since_ns).send(worker.control)
-            pause.wait(period_s)
-
-    threading.Thread(target=tell, daemon=True).start()
+                messages.Beat(operation, batch, monotonic_ns() - since_ns).send(self._control)
+            pause.wait(self._period_s)
 
 
 def _leave() -> None:

@@ -3,7 +3,7 @@
 Ray places: a placement group with a bundle for each worker, an actor in each. Values never go through its object store:
 between workers of one node they go through shared memory, between nodes over torch.distributed. The supervisor speaks
 to each actor over a TCP connection of its own, and hears a beat from it each second: a node that is lost shows within
-`SILENCE_S` seconds.
+`SILENCE_S` seconds, or `LOAD_SILENCE_S` while operations are loaded, since loading a library holds Python's lock.
 
 Every node needs FlashRT installed and the program's folder under the same path.
 """
@@ -35,6 +35,8 @@ REACH_TIMEOUT_S = 10
 JOIN_TIMEOUT_S = 120
 BEAT_S = 1.0
 SILENCE_S = 4.0
+LOAD_SILENCE_S = 60.0
+LOOK_S = 0.1
 
 
 class ActorHandle:
@@ -50,23 +52,32 @@ class ActorHandle:
         self._actor = actor
         self._control = control
         self._ended = threading.Event()
-        self._beat_ns = monotonic_ns()
+        self._limit_s = LOAD_SILENCE_S
+        self._silence_s = 0.0
         self._words = "its process ended"
         self.place = place
 
     def beat(self) -> None:
         """Note that it lives."""
-        self._beat_ns = monotonic_ns()
+        self._silence_s = 0.0
+
+    def loaded(self) -> None:
+        """See `flashrt.runtime.launch.Handle.loaded`."""
+        self._limit_s = SILENCE_S
 
     def wait(self, timeout_s: float | None = None) -> bool:
-        """Return whether it is gone: its connection has closed, or it has said nothing for `SILENCE_S`."""
-        deadline_ns = None if timeout_s is None else monotonic_ns() + int(timeout_s * 1e9)
-        while not self._ended.wait(0.1 if deadline_ns is None else 0.02):
-            if monotonic_ns() - self._beat_ns > SILENCE_S * 1e9:
-                self._words = f"nothing was heard from it for {SILENCE_S:g} s: the node is lost, or hangs"
+        """Return whether it is gone: its connection has closed, or it has said nothing for too long.
+
+        Without a limit, silence is listened for, in looks of `LOOK_S`: while this process gets no time to look, it
+        could not have heard either.
+        """
+        if timeout_s is not None:
+            return self._ended.wait(timeout_s)
+        while not self._ended.wait(LOOK_S):
+            self._silence_s += LOOK_S
+            if self._silence_s > self._limit_s:
+                self._words = f"nothing was heard from it for {self._limit_s:g} s: the node is lost, or hangs"
                 self._ended.set()
-            if deadline_ns is not None and monotonic_ns() > deadline_ns:
-                return self._ended.is_set()
         return True
 
     def closed(self) -> None:
@@ -279,6 +290,7 @@ class _Starter:
             else None,
             "remote": self._remote(store, self._nodes[name][1])._asdict(),
             "hello": vars(make_hello(run, worker, {}, meeting)),
+            "is_first": next(other for other in here if other in self._actors) == name,
             "beat_s": BEAT_S,
         }
 

@@ -45,6 +45,9 @@ class Handle(Protocol):
     def wait(self, timeout_s: float | None = None) -> bool:
         """Return whether it has ended, waiting for at most `timeout_s`."""
 
+    def loaded(self) -> None:
+        """Note that it has loaded its operations."""
+
     def ending(self) -> str:
         """Return how it ended, as words: ``its process ended with signal SIGKILL``."""
 
@@ -97,6 +100,9 @@ class LocalProcess:
         except subprocess.TimeoutExpired:
             return False
         return True
+
+    def loaded(self) -> None:
+        """See `Handle.loaded`; a process that ends is noticed at once, so there is nothing to wait for less."""
 
     def ending(self) -> str:
         """See `Handle.ending`."""

@@ -139,6 +139,8 @@ class Supervisor:
                 elif isinstance(message, messages.At):
                     self._on_event({"kind": "at", "text": f"{self._workers[name].title}: {message.text}"})
                 else:
+                    if isinstance(message, messages.Ready):
+                        self._started.handles[name].loaded()
                     self._say(name, message)
         except (OSError, ValueError, KeyError, TypeError, MemoryError) as error:
             text = f"its process sent bytes that are no message: {type(error).__name__}: {error}"
