@@ -1,4 +1,4 @@
-"""A tool call from the command line: a server is started for it, progress stands on standard error."""
+"""A tool call from the command line: a server in this process answers it, progress stands on standard error."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ if TYPE_CHECKING:
     from flashrt.mcp_server.client import Answer
 
 
-def call_tool(tool: str, arguments: Mapping[str, Any], workspace: Path, command: str) -> Answer | None:
-    """Return a tool's answer, a job's once it has ended; None, and a sentence on standard error, where the server died.
+def call_tool(tool: str, arguments: Mapping[str, Any], workspace: Path, command: str) -> Answer:
+    """Return a tool's answer, a job's once it has ended.
 
     Raises
     ------
@@ -31,18 +31,12 @@ def call_tool(tool: str, arguments: Mapping[str, Any], workspace: Path, command:
         print(f"{command}: interrupted; a job that was started goes on: 'flashrt jobs' lists it, 'flashrt jobs cancel "
               "JOB' ends it", file=sys.stderr)  # fmt: skip
         raise
-    except (Exception, ExceptionGroup) as error:
-        if not is_lost(error):
-            raise
-        print(f"{command}: the server ended before it answered; a job that it had started goes on: call job_wait with "
-              "its id", file=sys.stderr)  # fmt: skip
-        return None
 
 
 async def _call(tool: str, arguments: Mapping[str, Any], workspace: Path) -> Answer:
-    from flashrt.mcp_server.client import started_server
+    from flashrt.mcp_server.client import server_in_process
 
-    async with started_server(workspace) as caller:
+    async with server_in_process(workspace) as caller:
         if not sys.stderr.isatty():
             return await caller.call(tool, arguments)
         from rich.console import Console
@@ -56,14 +50,3 @@ async def _call(tool: str, arguments: Mapping[str, Any], workspace: Path) -> Ans
                 bar.update(task, completed=share, description=message[:60] or tool)
 
             return await caller.call(tool, arguments, report)
-
-
-def is_lost(error: BaseException) -> bool:
-    """Return whether the connection to the server broke, and nothing else went wrong."""
-    import anyio
-    from mcp.shared.exceptions import MCPError
-
-    if isinstance(error, BaseExceptionGroup):
-        return all(is_lost(inner) for inner in error.exceptions)
-    lost = (MCPError, OSError, anyio.BrokenResourceError, anyio.ClosedResourceError, anyio.EndOfStream)
-    return isinstance(error, lost)

@@ -102,8 +102,6 @@ def run_call(options: argparse.Namespace) -> int:
         print("flashrt call: the arguments are no JSON object; write '{\"name\": value}'", file=sys.stderr)
         return EXIT_USAGE
     answer = call_tool(options.tool, arguments, options.workspace, "flashrt call")
-    if answer is None:
-        return EXIT_TOOL_ERROR
     print(json.dumps(dict(answer.record), indent=2))
     if not answer.ok:
         print(answer.text, file=sys.stderr)

@@ -1,4 +1,4 @@
-"""A real MCP client: starts a server over stdio, calls tools, and waits for jobs."""
+"""A real MCP client: calls tools of a server, over stdio or in this process, and waits for jobs."""
 
 from __future__ import annotations
 
@@ -73,4 +73,14 @@ async def started_server(workspace: Path) -> AsyncIterator[Caller]:
         env=dict(os.environ),
     )
     async with Client(stdio_client(parameters)) as client:
+        yield Caller(client)
+
+
+@asynccontextmanager
+async def server_in_process(workspace: Path) -> AsyncIterator[Caller]:
+    """Serve `workspace` in this process for as long as the context lasts: half the start of a process of its own."""
+    from flashrt.mcp_server.server import FlashrtServer
+    from flashrt.mcp_server.workspace import Workspace
+
+    async with Client(FlashrtServer(Workspace(workspace))) as client:
         yield Caller(client)

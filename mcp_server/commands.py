@@ -258,8 +258,6 @@ def run_tool_command(options: argparse.Namespace) -> int:
     command: Command = options.tool_command
     given = given_arguments(command, options)
     answer = call_tool(command.tool, given, options.workspace, f"flashrt {options.command}")
-    if answer is None:
-        return EXIT_TOOL_ERROR
     record = dict(answer.record)
     if getattr(options, "json", False) and options.get is None:
         print(json.dumps(record, indent=2))

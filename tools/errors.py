@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import difflib
+import traceback
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal
 
+PACKAGE = Path(__file__).resolve().parent
 Severity = Literal["error", "warning", "info"]
 
 
@@ -119,3 +122,16 @@ def input_error(
     """Build an `InputError` with one finding; `valid` and `name` yield the nearest valid name."""
     near = nearest(name if name is not None else got, valid) if valid is not None else None
     return InputError(Finding(where, expected, got, fix, rule=rule, nearest=near))
+
+
+def is_own_frame(filename: str) -> bool:
+    """Return whether a frame of a traceback is FlashRT's own, or of Python's import machinery."""
+    return filename.startswith("<frozen ") or Path(filename).is_relative_to(PACKAGE)
+
+
+def user_traceback(error: BaseException, limit: int = 6) -> str:
+    """Return the last `limit` frames of a traceback as text, from where the user's code begins, if it does."""
+    trace = error.__traceback__
+    while trace is not None and is_own_frame(trace.tb_frame.f_code.co_filename):
+        trace = trace.tb_next
+    return "".join(traceback.format_exception(type(error), error, trace or error.__traceback__, limit=-limit))

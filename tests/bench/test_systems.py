@@ -100,6 +100,19 @@ def test_a_system_that_fails_is_named_with_what_it_did(toy: Path, candidate: str
     assert expected in str(caught.value)
 
 
+def test_the_traceback_of_a_system_begins_in_its_own_code(toy: Path) -> None:
+    with pytest.raises(InputError, match="boom in batch 2") as caught:
+        check(toy, "variants.py:raises")
+    assert 'variants.py", line' in str(caught.value)
+    assert "host.py" not in str(caught.value)
+
+
+def test_a_file_that_does_not_parse_is_named_with_its_line(toy: Path) -> None:
+    (toy / "broken.py").write_text("def serve(io):\n    return (\n")
+    with pytest.raises(InputError, match=r"broken\.py, line 2\); correct"):
+        check(toy, "broken.py:serve")
+
+
 @pytest.mark.parametrize(
     ("owed", "expected"),
     [

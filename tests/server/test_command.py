@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -11,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from flashrt import __version__
-from flashrt.mcp_server.cli import main
 from flashrt.mcp_server.http import is_loopback
+from tests.conftest import wait_until
 
 INPUTS = "inputs.py:batches"
 
@@ -128,15 +129,30 @@ def test_doctor_says_what_works_here(tmp_path: Path) -> None:
         assert word in done.stdout
 
 
-def test_a_server_that_dies_is_told_in_one_sentence(
-    workspace: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(sys, "executable", "/bin/false")
-    assert main(["call", "variant_list", "--workspace", str(workspace)]) == 5
-    said = capsys.readouterr()
-    assert said.out == ""
-    assert "call job_wait" in said.err
-    assert said.err.count("\n") == 1
+def test_an_interrupted_command_leaves_its_job_running_and_says_how_to_end_it(workspace: Path) -> None:
+    bench = ["bench", "variants.py:hangs", INPUTS, "--timeout-s", "100", "--workspace", str(workspace)]
+    command = subprocess.Popen(
+        [sys.executable, "-P", "-m", "flashrt.mcp_server", *bench], stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        text=True,
+    )  # fmt: skip
+
+    def jobs() -> list[dict[str, str]]:
+        found: list[dict[str, str]] = json.loads(flashrt("jobs", "--json", cwd=workspace).stdout)["jobs"]
+        return found
+
+    try:
+        wait_until(lambda: any(one["state"] == "running" for one in jobs()), "a running job", 60)
+        command.send_signal(signal.SIGINT)
+        out, said = command.communicate(timeout=30)
+    finally:
+        command.kill()
+    assert (command.returncode, out) == (130, "")
+    assert "flashrt jobs cancel" in said
+    assert "Traceback" not in said
+    (job,) = jobs()
+    assert job["state"] == "running"
+    assert flashrt("jobs", "cancel", job["job"], cwd=workspace).returncode == 0
+    wait_until(lambda: jobs()[0]["state"] == "cancelled", "the job's end", 60)
 
 
 @pytest.mark.parametrize(

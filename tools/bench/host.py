@@ -9,7 +9,6 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -19,7 +18,7 @@ from flashrt.bench.guards import hide, replaced_timers
 from flashrt.bench.intake import Intake
 from flashrt.bench.io import CLOSED, InputClosed, Inputs, Outputs, SystemIO
 from flashrt.clock import monotonic_ns
-from flashrt.errors import Finding, FlashrtError, InputError, listed, nearest
+from flashrt.errors import Finding, FlashrtError, InputError, listed, nearest, user_traceback
 from flashrt.runtime.lifeline import current_place, end_system, inherited_socket
 from flashrt.runtime.loading import Loading
 from flashrt.runtime.usage import process_usage
@@ -102,7 +101,7 @@ def _take(connection: Connection, message: Mapping[str, Any], inputs: Inputs, io
 
 
 def _fail(connection: Connection, error: BaseException, phase: str) -> int:
-    trace = "" if isinstance(error, FlashrtError) else traceback.format_exc(limit=-6)
+    trace = "" if isinstance(error, FlashrtError) else user_traceback(error)
     text = str(error) if isinstance(error, FlashrtError) else f"{type(error).__name__}: {error}"
     findings = [asdict(finding) for finding in error.findings] if isinstance(error, FlashrtError) else []
     try:

@@ -141,7 +141,8 @@ def find_file(workspace: Path, text: str, where: str) -> Path:
         folder = path if path.is_dir() else path.parent
         near = sorted(str(p.relative_to(workspace.resolve())) for p in folder.glob("*") if p.is_file())
         raise input_error(
-            where, f"an existing file; beside it are {listed(near)}", f"'{text}'", "correct the path",
+            where, f"an existing file; {'in that folder' if path.is_dir() else 'beside it'} are {listed(near)}",
+            f"'{text}', a folder" if path.is_dir() else f"'{text}'", "correct the path",
             rule="no-such-file", valid=near, name=text,
         )  # fmt: skip
     return path

@@ -11,7 +11,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from flashrt.errors import InputError, input_error, listed
+from flashrt.errors import InputError, input_error, is_own_frame, listed
 from flashrt.ir.hashing import content_hash
 
 if TYPE_CHECKING:
@@ -107,7 +107,7 @@ def load_function(path: Path, name: str) -> Callable[..., Any]:
 
 def user_error(where: str, expected: str, error: BaseException, fix: str) -> InputError:
     """Describe an exception of user code with the place it came from."""
-    frames = [f for f in traceback.extract_tb(error.__traceback__) if "flashrt" not in Path(f.filename).parts[:-1]]
+    frames = [f for f in traceback.extract_tb(error.__traceback__) if not is_own_frame(f.filename)]
     place = f" at {Path(frames[-1].filename).name}:{frames[-1].lineno}" if frames else ""
     text = " ".join(str(error).split())[:500]
     return input_error(where, expected, f"{type(error).__name__}: {text}{place}", fix, rule="user-code")

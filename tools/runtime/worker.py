@@ -7,7 +7,6 @@ import faulthandler
 import os
 import sys
 import threading
-import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -16,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from flashrt.clock import MonotonicClock, monotonic_ns
-from flashrt.errors import FlashrtError, InputError
+from flashrt.errors import FlashrtError, InputError, user_traceback
 from flashrt.ir.building import build
 from flashrt.ir.documents import read_document
 from flashrt.ir.execute import Distributor, OperationRunner, Piece
@@ -406,7 +405,7 @@ def serve(
         known = isinstance(error, FlashrtError)
         text = str(error) if known else f"{type(error).__name__}: {error}"
         with suppress(OSError):
-            messages.Failed(text, "" if known else traceback.format_exc(limit=-6)).send(control)
+            messages.Failed(text, "" if known else user_traceback(error)).send(control)
         return 3
     from flashrt.runtime.usage import process_usage
 
