@@ -233,7 +233,7 @@ WRONG: list[tuple[dict[str, Any], list[str]]] = [
 
 
 INFEASIBLE: list[tuple[dict[str, Any], list[str]]] = [
-    ({"devices": 2, "min_fps": 39}, ["wanted period", "(30.9997 frames a second) at best", "1 more device"]),
+    ({"devices": 2, "min_fps": 39}, ["wanted period", "(30.9997 elements a second) at best", "1 more device"]),
     ({"devices": 1, "pins": {"apart": [["dit", "vae"]]}}, ["plan_deployment, devices", "give 1 more device"]),
 ]
 

@@ -106,7 +106,7 @@ def named_changes(request: SearchRequest, finding: Finding) -> Iterator[tuple[st
         yield "pin", lambda: replace(request, pins=pins), None
     if finding.where == "search, split_states":
         yield "states", lambda: replace(request, split_states=True), None
-    if match := re.match(r"(\S+) ms(?: \((\S+) frames a second\))? at best", finding.got):
+    if match := re.match(r"(\S+) ms(?: \((\S+) elements a second\))? at best", finding.got):
         figure, name = float(match[1]), "period" if finding.rule == "rate-not-reached" else "latency"
         limit = f"max_{name}_ms"
 

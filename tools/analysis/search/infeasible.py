@@ -217,7 +217,7 @@ def _limit_findings(
             rate = ""
             if frames and best.period:
                 fps = Fraction(1000 * TICKS_PER_MS * frames) / best.period
-                rate = f" ({_rounded(fps, ROUND_FLOOR)} frames a second)"
+                rate = f" ({_rounded(fps, ROUND_FLOOR)} elements a second)"
             within = f" within {request.max_latency_ms:g} ms latency" if request.max_latency_ms is not None else ""
             findings.append(
                 Finding("search, wanted period", f"at most {to_ms(ask.max_period):g} ms",

@@ -29,7 +29,7 @@ def front_page(result: SearchResult, says: str, name: str, num_devices: int, svg
          "\n".join([point.period_because, point.latency_because, point.one_more_device, *point.notes])]
         for number, point in enumerate(result.points, 1)
     ]  # fmt: skip
-    head = ["point", "period, ms", "frames a second", "latency, ms", "devices", "proof", "what binds it"]
+    head = ["point", "period, ms", "elements a second", "latency, ms", "devices", "proof", "what binds it"]
     parts = [
         f"<p class=says>{escape(says)}. Proof of the whole front: {escape(str(result.proof))}.</p>",
         f"<figure>{svg}</figure>",

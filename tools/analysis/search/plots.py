@@ -107,7 +107,7 @@ def draw_front(result: SearchResult, heading: Heading) -> tuple[Any, dict[str, s
 
 def describe_point(number: int, point: Point) -> str:
     """Return what a point's mark says on hover."""
-    rate = f" ({point.fps:.4g} frames a second)" if point.fps is not None else ""
+    rate = f" ({point.fps:.4g} elements a second)" if point.fps is not None else ""
     return (
         f"point {number}: period {point.period_ms:g} ms{rate}, latency {point.latency_ms:g} ms, {point.num_devices} "
         f"device{'s' if point.num_devices > 1 else ''}, {point.proof}\n{point.period_because}\n{point.latency_because}"
