@@ -34,6 +34,7 @@ RUN = {
     "jobs": "flashrt.mcp_server.listing:run_jobs",
     "dashboard": "flashrt.mcp_server.dashboard:run_dashboard",
     "doctor": "flashrt.mcp_server.doctor:run_doctor",
+    "repair": "flashrt.mcp_server.cli:run_repair",
     "completion": "flashrt.mcp_server.cli:run_completion",
 }
 
@@ -107,6 +108,14 @@ def run_call(options: argparse.Namespace) -> int:
         print(answer.text, file=sys.stderr)
     sys.stdout.flush()
     return 0 if answer.ok else EXIT_TOOL_ERROR
+
+
+def run_repair(options: argparse.Namespace) -> int:
+    """Keep a damaged database as a backup, make a new one of what can be read, and say what was found."""
+    from flashrt.variants.repair import repair
+
+    print(repair(options.workspace))
+    return 0
 
 
 def run_completion(options: argparse.Namespace) -> int:

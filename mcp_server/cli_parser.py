@@ -101,6 +101,8 @@ def build_parser(filled: Callable[[str], bool] = lambda name: True) -> argparse.
     dashboard.add_argument("--port", type=int, default=0, metavar="N", help="of 127.0.0.1 (default: a free one)")
     dashboard.add_argument("--no-open", action="store_true", help="print the address, and open no browser")
     _add_workspace(dashboard)
+    repairs = commands.add_parser("repair", help="make a sound database of a workspace's damaged one, which is kept")
+    _add_workspace(repairs)
     doctor = commands.add_parser("doctor", help="say what works on this machine and what to install")
     doctor.add_argument("--json", action="store_true", help="print the findings as JSON")
     completion = commands.add_parser("completion", help="print a script that completes commands and options")

@@ -208,9 +208,9 @@ def test_a_damaged_database_is_repaired_when_asked_and_the_same_server_goes_on(w
         database.write_bytes(damaged)
         refused = server.call("variant_list")
         assert refused["ok"] is False
-        assert "flashrt.variants.repair" in refused["error"]
+        assert "flashrt repair --workspace" in refused["error"]
         assert database.read_bytes() == damaged
-        line = [sys.executable, "-P", "-m", "flashrt.variants.repair", str(workspace)]
+        line = [sys.executable, "-P", "-m", "flashrt.mcp_server", "repair", "--workspace", str(workspace)]
         said = subprocess.run(line, capture_output=True, text=True, check=True).stdout
         assert "flashrt-damaged-1.db" in said
         assert database.with_name("flashrt-damaged-1.db").read_bytes() == damaged

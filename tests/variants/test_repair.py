@@ -64,7 +64,7 @@ def test_the_damaged_file_is_kept_and_what_can_be_read_is_in_the_new_one(
 ) -> None:
     damage(filled.path)
     damaged = filled.path.read_bytes()
-    with pytest.raises(InputError, match=r"flashrt\.variants\.repair"):
+    with pytest.raises(InputError, match="flashrt repair --workspace"):
         open_store(filled.workspace)
     assert filled.path.read_bytes() == damaged, "nothing is repaired unasked"
     found = repair(filled.workspace)
@@ -110,7 +110,7 @@ def test_what_is_sound_newer_or_absent_is_left_alone(filled: Store, tmp_path: Pa
 
 def test_the_command_says_what_it_did(filled: Store) -> None:
     damage_one_page(filled.path)
-    line = [sys.executable, "-P", "-m", "flashrt.variants.repair", str(filled.workspace)]
+    line = [sys.executable, "-P", "-m", "flashrt.mcp_server", "repair", "--workspace", str(filled.workspace)]
     done = subprocess.run(line, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert "flashrt-damaged-1.db" in done.stdout

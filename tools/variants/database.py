@@ -294,8 +294,8 @@ def _corrupt(path: Path, got: str) -> FlashrtError:
         f"database '{path}'",
         "a sound database of FlashRT",
         got,
-        f"run \"python -P -m flashrt.variants.repair '{path.parent.parent}'\" with FlashRT's Python: it keeps the file "
-        f"as a backup and makes a new one of what can still be read; or move '{path.name}' (and '{path.name}-wal', "
+        f"run \"flashrt repair --workspace '{path.parent.parent}'\": it keeps the file as a backup and "
+        f"makes a new one of what can still be read; or move '{path.name}' (and '{path.name}-wal', "
         f"'{path.name}-shm') aside and call again: a new one is made. The file was left as it is",
         rule="corrupt-database",
     )

@@ -1,21 +1,17 @@
-"""A workspace's damaged database: kept as a backup, and a new one made of what can still be read of it.
-
-python -P -m flashrt.variants.repair WORKSPACE
-"""
+"""A workspace's damaged database: kept as a backup, and a new one made of what can still be read of it."""
 
 from __future__ import annotations
 
 import os
 import shutil
 import sqlite3
-import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
-from flashrt.errors import FlashrtError, InputError, input_error
+from flashrt.errors import InputError, input_error
 from flashrt.variants import database
 from flashrt.variants.store import FOLDER
 
@@ -158,20 +154,3 @@ def _insert(target: sqlite3.Connection, table: str, names: list[str], row: dict[
     except sqlite3.DatabaseError:
         return False
     return True
-
-
-def main() -> int:
-    """Repair the workspace that the command line names; return the exit status."""
-    if len(sys.argv) != 2:
-        print("usage: python -P -m flashrt.variants.repair WORKSPACE", file=sys.stderr)
-        return 2
-    try:
-        print(repair(Path(sys.argv[1])))
-    except (FlashrtError, OSError) as error:
-        print(error, file=sys.stderr)
-        return 2
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())
