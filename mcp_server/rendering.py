@@ -121,11 +121,24 @@ def _equality(record: Record) -> list[Part]:
 
 
 def _after_inequality(record: Record) -> list[Part]:
-    """Return what to call next where a program is not equal: its state is the usual cause, and can be checked."""
-    candidate = record["candidate"]
-    if record["equivalent"] or candidate["kind"] != "program":
+    """Return what the first difference says, and what to call next."""
+    if record["equivalent"]:
         return []
-    return [f"next: flashrt audit {candidate['reference']} {record['inputs']} finds state that is not declared"]
+    candidate, inputs = record["candidate"], record["inputs"]
+    if candidate["kind"] == "program":
+        return [f"next: flashrt audit {candidate['reference']} {inputs} finds state that is not declared"]
+    if candidate["kind"] == "deployment":
+        return [
+            f"next: flashrt check {record['baseline']['reference']} PROGRAM {inputs}, with the deployment's program; "
+            "where that is equal, flashrt audit PROGRAM finds what its ops keep or change undeclared"
+        ]
+    found = [one["first_mismatch"]["batch"] for one in record["outputs"].values() if one.get("first_mismatch")]
+    batches = [batch for batch in found if batch is not None]
+    if not batches:
+        return []
+    if min(batches) > 0:
+        return ["next: the first batch is equal: look at what goes from batch to batch: caches, counters, generators"]
+    return ["next: the first batch differs already: look at weights, seeds, the order of inputs, the arithmetic"]
 
 
 def _check(record: Record, workspace: Path) -> list[Part]:

@@ -126,6 +126,31 @@ def test_a_program_that_is_not_equal_is_to_be_audited(workspace: Path) -> None:
     assert last == f"next: flashrt audit program.yaml {inputs} finds state that is not declared"
 
 
+@pytest.mark.parametrize(
+    ("candidate", "words"),
+    [
+        ("variants.py:one_value", "next: the first batch is equal"),
+        ("variants.py:zeros", "next: the first batch differs already"),
+        ("other_split.yaml", "next: flashrt check reference.py:serve PROGRAM inputs.py:batches"),
+    ],
+)
+def test_what_a_first_difference_says_is_said(workspace: Path, candidate: str, words: str) -> None:
+    # A deployment of a program with an op that computes something else.
+    (workspace / "other_ops.py").write_text(
+        "import toy_ops\n\n\ndef load(context):\n    made = toy_ops.load(context)\n\n"
+        "    def render(inputs, state):\n        return {'frames': made['render'](inputs, state)['frames'] + 1}\n\n"
+        "    return {**made, 'render': render}\n"
+    )
+    for file, old, new in (
+        ("program.yaml", "toy_ops.py:load", "other_ops.py:load"), ("split.yaml", "program.yaml", "other_program.yaml")
+    ):  # fmt: skip
+        text = (workspace / file).read_text()
+        (workspace / f"other_{file}").write_text(text.replace(old, new))
+    done = flashrt("check", "reference.py:serve", candidate, "inputs.py:batches", "--count", "6", cwd=workspace)
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert words in " ".join(done.stdout.split())
+
+
 def test_a_part_of_a_run_that_is_not_valid_comes_with_the_reasons(capsys: pytest.CaptureFixture[str]) -> None:
     record = {"run": "run-1f3a", "job": "job-0b", "system": "a-b", "valid": False, "reasons": ["too few", "late"]}
     print_part(record, "run")
