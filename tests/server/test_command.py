@@ -131,10 +131,14 @@ def test_doctor_says_what_works_here(tmp_path: Path) -> None:
 
 def test_an_interrupted_command_leaves_its_job_running_and_says_how_to_end_it(workspace: Path) -> None:
     bench = ["bench", "variants.py:hangs", INPUTS, "--timeout-s", "100", "--workspace", str(workspace)]
+    # Where the tests run in the background, SIGINT is ignored, which programs inherit.
+    code = (
+        "import signal, sys; signal.signal(signal.SIGINT, signal.default_int_handler); "
+        "from flashrt.mcp_server.cli import main; sys.exit(main())"
+    )
     command = subprocess.Popen(
-        [sys.executable, "-P", "-m", "flashrt.mcp_server", *bench], stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-        text=True,
-    )  # fmt: skip
+        [sys.executable, "-P", "-c", code, *bench], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
 
     def jobs() -> list[dict[str, str]]:
         found: list[dict[str, str]] = json.loads(flashrt("jobs", "--json", cwd=workspace).stdout)["jobs"]
