@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -12,9 +13,11 @@ from flashrt.errors import input_error
 if TYPE_CHECKING:
     from flashrt.mcp_server.client import Answer
 
+EXIT_INTERRUPTED = 130
+
 
 def call_tool(tool: str, arguments: Mapping[str, Any], workspace: Path, command: str) -> Answer:
-    """Return a tool's answer, a job's once it has ended.
+    """Return a tool's answer, a job's once it has ended; an interrupt ends this process, with status 130.
 
     Raises
     ------
@@ -29,8 +32,9 @@ def call_tool(tool: str, arguments: Mapping[str, Any], workspace: Path, command:
         return anyio.run(_call, tool, arguments, workspace)
     except KeyboardInterrupt:
         print(f"{command}: interrupted; a job that was started goes on: 'flashrt jobs' lists it, 'flashrt jobs cancel "
-              "JOB' ends it", file=sys.stderr)  # fmt: skip
-        raise
+              "JOB' ends it", file=sys.stderr, flush=True)  # fmt: skip
+        # The tool's thread may still wait, for a device for instance, and Python would wait for the thread.
+        os._exit(EXIT_INTERRUPTED)
 
 
 async def _call(tool: str, arguments: Mapping[str, Any], workspace: Path) -> Answer:

@@ -11,11 +11,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from flashrt.errors import FlashrtError
+from flashrt.mcp_server.calling import EXIT_INTERRUPTED
 from flashrt.mcp_server.cli_parser import build_parser
 from flashrt.mcp_server.commands import EXIT_TOOL_ERROR
 
 EXIT_USAGE = 2
-EXIT_INTERRUPTED = 130
 EXIT_PIPE = 141
 """What a shell reports of a process that wrote to a pipe that nobody reads."""
 # Command -> the function that carries it out: f(options) -> exit status. Those that stand for a tool have one of their

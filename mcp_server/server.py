@@ -175,7 +175,8 @@ class FlashrtServer(MCPServer[Any]):
         if tool.name == "job_wait":
             return await self._wait(str(checked["job"]), float(checked["wait_s"]), context)
         function = getattr(self.flashrt_tools, tool.name)
-        found: dict[str, Any] = await anyio.to_thread.run_sync(lambda: function(**checked))
+        # Nobody waits for what a caller that has gone away still waits for, a device for instance.
+        found: dict[str, Any] = await anyio.to_thread.run_sync(lambda: function(**checked), abandon_on_cancel=True)
         # A job tool whose function has an answer already needs no job.
         if found or not tool.job:
             return found

@@ -19,6 +19,7 @@ from flashrt.gpu.quarantine import Quarantine, put_away
 from flashrt.mcp_server.devices import device_names
 from flashrt.mcp_server.tools import Tools
 from flashrt.mcp_server.workspace import Workspace
+from tests.conftest import wait_until
 
 COMMAND = [sys.executable, "-P", "-m", "flashrt.mcp_server", "gpu"]
 
@@ -77,6 +78,26 @@ def test_the_table_is_refreshed_until_it_is_interrupted() -> None:
         process.kill()
         process.wait()
         os.close(main)
+
+
+def test_an_interrupted_wait_for_a_device_ends_at_once_and_leaves_the_queue() -> None:
+    first = gpu.acquire(2, "alice", kind="emulated")
+    # Where the tests run in the background, SIGINT is ignored, which programs inherit.
+    code = "import signal, sys; signal.signal(signal.SIGINT, signal.default_int_handler); from flashrt.mcp_server.cli "
+    code += "import main; sys.exit(main())"
+    line = [sys.executable, "-P", "-c", code, "gpu", "acquire", "1", "bob", "--kind", "emulated", "--wait-s", "25"]
+    process = subprocess.Popen(line, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    try:
+        wait_until(lambda: bool(gpu.status()["waiting"]), "bob in the queue", 20)
+        process.send_signal(signal.SIGINT)
+        out, said = process.communicate(timeout=15)
+    finally:
+        process.kill()
+    assert (process.returncode, out) == (130, "")
+    assert "interrupted" in said
+    wait_until(lambda: not gpu.status()["waiting"], "an empty queue", 20)
+    gpu.release(first.lease)
+    assert not gpu.holders()
 
 
 def test_restore_wants_a_device_that_is_quarantined() -> None:
