@@ -12,6 +12,8 @@ from pathlib import Path
 import psutil
 import pytest
 
+from flashrt.runtime.lifeline import marked, shared_name
+
 MARK = "FLASHRT_TEST_SESSION"
 # As systems under test have it: else bits depend on where values lie in memory. Read by MKL when torch is first used.
 os.environ.setdefault("MKL_CBWR", "AVX2,STRICT")
@@ -51,6 +53,22 @@ def flashrt_processes() -> set[int]:
                 found.add(process.pid)
         except OSError:
             continue
+    return found
+
+
+def own_memory() -> set[str]:
+    """Return what the deployments of this process have in shared memory; other tests run beside this one."""
+    return {name for name in os.listdir("/dev/shm") if name.startswith(f"flashrt-{shared_name()}-")}
+
+
+def unowned_memory() -> set[str]:
+    """Return what is in shared memory and belongs to no live system."""
+    found = set()
+    for name in os.listdir("/dev/shm"):
+        owner = name.split("-")[1] if name.startswith("flashrt-") else ""
+        number = owner.removeprefix("pid")
+        if not owner or not (Path(f"/proc/{number}").exists() if number.isdigit() else marked(owner)):
+            found.add(name)
     return found
 
 

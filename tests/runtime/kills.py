@@ -15,6 +15,8 @@ from pathlib import Path
 
 import yaml
 
+from tests.conftest import unowned_memory
+
 TOY = Path(__file__).parents[1] / "toy"
 MARK = "FLASHRT_KILL_ROUND"
 LIMIT_S = 5.0
@@ -65,11 +67,6 @@ def marked_processes(mark: str) -> dict[int, str]:
     return found
 
 
-def shared_memory() -> set[str]:
-    """Return what is in shared memory now."""
-    return set(os.listdir("/dev/shm"))
-
-
 def kill_one(folder: Path, seed: int) -> Round:
     """Run the split toy deployment in `folder` and kill one of its processes at a random moment.
 
@@ -82,7 +79,7 @@ def kill_one(folder: Path, seed: int) -> Round:
     transport = generator.choice(["shared_memory", "iceoryx2"])
     document = yaml.safe_load((TOY / "split.yaml").read_text())
     (workspace / "split.yaml").write_text(yaml.safe_dump({**document, "transport": transport}))
-    mark, memory, after_s = uuid.uuid4().hex, shared_memory(), generator.uniform(0, 2.5)
+    mark, memory, after_s = uuid.uuid4().hex, unowned_memory(), generator.uniform(0, 2.5)
     if generator.random() < 0.5:
         wanted, command = generator.choice(["harness", "host", "worker", "worker"]), ["-c", HARNESS]
     else:
@@ -120,10 +117,10 @@ def kill_one(folder: Path, seed: int) -> Round:
         if left:
             problems.append(f"left after {LIMIT_S:.0f} s: {sorted(left.values())}")
         # What other processes of this machine have there meanwhile goes when they do.
-        remains = shared_memory() - memory
+        remains = unowned_memory() - memory
         while remains and time.monotonic() < begin + LIMIT_S:
             time.sleep(0.05)
-            remains &= shared_memory()
+            remains &= unowned_memory()
         if remains:
             problems.append(f"left in shared memory: {sorted(remains)}")
         if held := held_devices(environment):

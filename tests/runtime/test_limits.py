@@ -17,9 +17,8 @@ from flashrt.runtime.checks import nan_flag
 from flashrt.runtime.launch import LocalLauncher, Run, Started
 from flashrt.runtime.serve import plan_workers
 from flashrt.runtime.supervisor import Supervisor
-from tests.conftest import wait_until
+from tests.conftest import own_memory, wait_until
 from tests.ir.documents import edge, flat_graph
-from tests.runtime.kills import shared_memory
 from tests.runtime.running import outputs_by_batch, run, write_application
 from tests.runtime.test_codec import DTYPES
 from tests.runtime.test_groups import STREAM, assert_bits, tensors
@@ -277,7 +276,7 @@ def load(context):
 
 @pytest.mark.parametrize("state", ["idle", "waiting", "held", "stuck"])
 def test_a_cancelled_deployment_ends_every_worker_wherever_it_is(tmp_path: Path, state: str) -> None:
-    memory, mark = shared_memory(), tmp_path / "mark"
+    memory, mark = own_memory(), tmp_path / "mark"
     more = emulated(tmp_path, 3_600_000, 1) if state == "held" else {}
     config = {"mark": str(mark), "stuck": state == "stuck"}
     write_application(tmp_path, CHAIN, MARKS, it={**SPLIT, **more, "config": config})
@@ -297,7 +296,7 @@ def test_a_cancelled_deployment_ends_every_worker_wherever_it_is(tmp_path: Path,
         by_itself = "its process ended with exit status 4"
         assert ends == {"a": "its process ended with signal SIGKILL" if state == "stuck" else by_itself, "b": by_itself}
         supervisor.cancel()
-    assert shared_memory() == memory
+    assert own_memory() == memory
 
 
 def submit_many(supervisor: Supervisor) -> None:
