@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -28,13 +30,29 @@ def call_tool(tool: str, arguments: Mapping[str, Any], workspace: Path, command:
 
     if not workspace.is_dir():
         raise input_error("--workspace", "a folder that exists", f"'{workspace}'", "create it first")
+    logging.basicConfig(stream=sys.stderr, level=logging.WARNING)
     try:
-        return anyio.run(_call, tool, arguments, workspace)
+        with _output_to_errors():
+            return anyio.run(_call, tool, arguments, workspace)
     except KeyboardInterrupt:
         print(f"{command}: interrupted; a job that was started goes on: 'flashrt jobs' lists it, 'flashrt jobs cancel "
               "JOB' ends it", file=sys.stderr, flush=True)  # fmt: skip
         # The tool's thread may still wait, for a device for instance, and Python would wait for the thread.
         os._exit(EXIT_INTERRUPTED)
+
+
+@contextmanager
+def _output_to_errors() -> Iterator[None]:
+    """Send what libraries write to standard output to standard error: the answer alone belongs there."""
+    sys.stdout.flush()
+    kept = os.dup(1)
+    try:
+        os.dup2(2, 1)
+        yield
+    finally:
+        sys.stdout.flush()
+        os.dup2(kept, 1)
+        os.close(kept)
 
 
 async def _call(tool: str, arguments: Mapping[str, Any], workspace: Path) -> Answer:

@@ -114,7 +114,13 @@ def run_repair(options: argparse.Namespace) -> int:
     """Keep a damaged database as a backup, make a new one of what can be read, and say what was found."""
     from flashrt.variants.repair import repair
 
-    print(repair(options.workspace))
+    try:
+        print(repair(options.workspace))
+    except OSError as error:
+        print(
+            f"flashrt repair: {error}; make room or give access, and call again: nothing was changed", file=sys.stderr
+        )
+        return EXIT_USAGE
     return 0
 
 

@@ -82,5 +82,5 @@ async def server_in_process(workspace: Path) -> AsyncIterator[Caller]:
     from flashrt.mcp_server.server import FlashrtServer
     from flashrt.mcp_server.workspace import Workspace
 
-    async with Client(FlashrtServer(Workspace(workspace))) as client:
+    async with Client(FlashrtServer(Workspace(workspace), abandons=True)) as client:
         yield Caller(client)

@@ -1,6 +1,6 @@
 """One command for each tool: its options are the tool's own arguments, its answer is a table or JSON.
 
-A command calls the tool of a server that is started for it, as ``flashrt call`` does, so both mean the same.
+A command calls the tool of a server in its own process, as ``flashrt call`` does, so both mean the same.
 """
 
 from __future__ import annotations

@@ -132,13 +132,15 @@ def _after_inequality(record: Record) -> list[Part]:
             f"next: flashrt check {record['baseline']['reference']} PROGRAM {inputs}, with the deployment's program; "
             "where that is equal, flashrt audit PROGRAM finds what its ops keep or change undeclared"
         ]
-    found = [one["first_mismatch"]["batch"] for one in record["outputs"].values() if one.get("first_mismatch")]
-    batches = [batch for batch in found if batch is not None]
-    if not batches:
+    wrong = [one for one in record["outputs"].values() if not one["equal"]]
+    batches = [one["first_mismatch"]["batch"] for one in wrong if one.get("first_mismatch")]
+    # Where an output has no first difference (another shape, say), nothing is known of when it began.
+    if not batches or len(batches) < len(wrong) or None in batches:
         return []
+    # A batch is reckoned from the position, as if all batches had one length.
     if min(batches) > 0:
-        return ["next: the first batch is equal: look at what goes from batch to batch: caches, counters, generators"]
-    return ["next: the first batch differs already: look at weights, seeds, the order of inputs, the arithmetic"]
+        return ["next: it begins well, so look at what goes from batch to batch: caches, counters, generators"]
+    return ["next: it differs about from the first batch on: look at weights, seeds, order of inputs, arithmetic"]
 
 
 def _check(record: Record, workspace: Path) -> list[Part]:

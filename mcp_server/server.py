@@ -75,11 +75,18 @@ class JobEndedError(FlashrtError):
 
 
 class FlashrtServer(MCPServer[Any]):
-    """An MCP server that refuses unknown arguments by name and returns every finding as text and as data."""
+    """An MCP server that refuses unknown arguments by name and returns every finding as text and as data.
 
-    def __init__(self, workspace: Workspace) -> None:
+    Parameters
+    ----------
+    abandons
+        Whether a call that is cancelled leaves its thread to itself; only where the process ends with the call.
+    """
+
+    def __init__(self, workspace: Workspace, *, abandons: bool = False) -> None:
         super().__init__("flashrt", instructions=INSTRUCTIONS, version=__version__, log_level="WARNING")
         self.flashrt_tools = Tools(workspace)
+        self._abandons = abandons
         self.table = {tool.name: tool for tool in TABLE}
         self._resources = WorkspaceResources(workspace)
         self._resources.offer(self)
@@ -175,8 +182,9 @@ class FlashrtServer(MCPServer[Any]):
         if tool.name == "job_wait":
             return await self._wait(str(checked["job"]), float(checked["wait_s"]), context)
         function = getattr(self.flashrt_tools, tool.name)
-        # Nobody waits for what a caller that has gone away still waits for, a device for instance.
-        found: dict[str, Any] = await anyio.to_thread.run_sync(lambda: function(**checked), abandon_on_cancel=True)
+        found: dict[str, Any] = await anyio.to_thread.run_sync(
+            lambda: function(**checked), abandon_on_cancel=self._abandons
+        )
         # A job tool whose function has an answer already needs no job.
         if found or not tool.job:
             return found

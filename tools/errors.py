@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-PACKAGE = Path(__file__).resolve().parent
+PACKAGE = Path(__file__).parent
 Severity = Literal["error", "warning", "info"]
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -23,8 +25,10 @@ from flashrt.ir.interpreter import interpret
 from flashrt.planners.serving import Evaluator, Load, Settings, plan_serving
 from flashrt.planners.serving.emulate import run_emulated
 from flashrt.runtime import cluster as backend
-from flashrt.runtime.actor import note_of_priority
+from flashrt.runtime.actor import WorkerActor, note_of_priority
+from flashrt.runtime.messages import Failed, Join, Message
 from flashrt.runtime.serve import plan_workers, start_workers
+from flashrt.runtime.wire import Connection
 from tests.ir.documents import edge, flat_graph
 from tests.planners.serving.test_documents import problem
 from tests.runtime.running import assert_same, outputs_by_batch, run, start, write_application
@@ -108,8 +112,8 @@ def nodes() -> Iterator[Cluster]:
         "health_check_timeout_ms": 60_000,
         "health_check_period_ms": 1_000,
         "health_check_failure_threshold": 4,
-        # By default Ray's workers yield to every other process: beside two other tests they would hardly ever run.
-        "worker_niceness": 0,
+        # By default Ray's workers have 15: beside two other tests they would hardly ever run.
+        "worker_niceness": 1,
     }
     made = Cluster(
         initialize_head=True, head_node_args={"num_cpus": 2, "include_dashboard": False, "_system_config": patient}
@@ -146,7 +150,10 @@ def test_the_same_document_gives_the_same_results_and_what_breaks_is_named(tmp_p
     with start(tmp_path, "it.yaml", batches) as process:
         process.wait_ready(120)
         recorder = run_all(process, batches, 120)
+        notes = [event for event in process.events if event["kind"] == "note" and "niceness 1" in event["text"]]
         (pid,) = {int(write.value[0]) for write in recorder.written if write.output == "pid"}
+    # One from each node, of which five workers with two to a node need three.
+    assert len(notes) == 3
     # The actors go with their supervisor.
     assert not psutil.pid_exists(pid) or not psutil.Process(pid).is_running()
 
@@ -203,6 +210,35 @@ def has_actor(node: Any) -> bool:
     home = [psutil.Process(info.process.pid) for infos in node.all_processes.values() for info in infos]
     names = [child.name() for process in home for child in process.children(recursive=True)]
     return any("WorkerActor" in name for name in names)
+
+
+def test_a_worker_that_cannot_join_says_why() -> None:
+    """Its pulse would go on, and the supervisor would wait."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        orders = {"supervisor": listener.getsockname(), "name": "a", "token": "t", "beat_s": 60.0, "is_first": False,
+                  "hub": {"endpoints": ["a"]}}  # fmt: skip
+        caught: list[BaseException] = []
+
+        def run_actor() -> None:
+            try:
+                WorkerActor().run(orders)
+            except KeyError as error:
+                caught.append(error)
+
+        thread = threading.Thread(target=run_actor)
+        thread.start()
+        stream, _ = listener.accept()
+        control = Connection(stream, torch=False)
+        said: list[Message | None] = []
+        while not any(isinstance(message, Failed) for message in said):
+            said.append(Message.receive(control))
+            assert said[-1] is not None
+        thread.join()
+        control.close()
+    assert isinstance(said[0], Join)
+    assert isinstance(said[-1], Failed)
+    assert "KeyError: 'channels'" in said[-1].text
+    assert caught
 
 
 def test_workers_that_yield_to_others_are_named() -> None:

@@ -277,7 +277,8 @@ def load(context):
 @pytest.mark.parametrize("state", ["idle", "waiting", "held", "stuck"])
 def test_a_cancelled_deployment_ends_every_worker_wherever_it_is(tmp_path: Path, state: str) -> None:
     memory, mark = own_memory(), tmp_path / "mark"
-    more = emulated(tmp_path, 3_600_000, 1) if state == "held" else {}
+    # Its memory has names; the other transport's has none.
+    more = {"transport": "iceoryx2", **(emulated(tmp_path, 3_600_000, 1) if state == "held" else {})}
     config = {"mark": str(mark), "stuck": state == "stuck"}
     write_application(tmp_path, CHAIN, MARKS, it={**SPLIT, **more, "config": config})
     launcher = Keeping()

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from flashrt import __version__
 from flashrt.mcp_server.http import is_loopback
+from flashrt.mcp_server.tools import Tools
 from tests.conftest import wait_until
 
 INPUTS = "inputs.py:batches"
@@ -127,6 +130,23 @@ def test_doctor_says_what_works_here(tmp_path: Path) -> None:
     assert "Traceback" not in done.stderr
     for word in ("packages", "devices", "host", "torch", f"{len(os.sched_getaffinity(0))}"):
         assert word in done.stdout
+
+
+def test_what_a_library_prints_is_not_in_the_answer(
+    workspace: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    original = Tools.variant_list
+
+    @functools.wraps(original)
+    def noisy(*arguments: Any, **named: Any) -> Any:
+        os.write(1, b"noise of a driver\n")
+        return original(*arguments, **named)
+
+    monkeypatch.setattr(Tools, "variant_list", noisy)
+    assert main(["call", "variant_list", "--workspace", str(workspace)]) == 0
+    said = capfd.readouterr()
+    assert json.loads(said.out)["ok"] is True
+    assert "noise of a driver" in said.err
 
 
 def test_an_interrupted_command_leaves_its_job_running_and_says_how_to_end_it(workspace: Path) -> None:

@@ -129,8 +129,8 @@ def test_a_program_that_is_not_equal_is_to_be_audited(workspace: Path) -> None:
 @pytest.mark.parametrize(
     ("candidate", "words"),
     [
-        ("variants.py:one_value", "next: the first batch is equal"),
-        ("variants.py:zeros", "next: the first batch differs already"),
+        ("variants.py:one_value", "next: it begins well"),
+        ("variants.py:zeros", "next: it differs about from the first batch on"),
         ("other_split.yaml", "next: flashrt check reference.py:serve PROGRAM inputs.py:batches"),
     ],
 )

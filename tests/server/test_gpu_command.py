@@ -88,7 +88,7 @@ def test_an_interrupted_wait_for_a_device_ends_at_once_and_leaves_the_queue() ->
     line = [sys.executable, "-P", "-c", code, "gpu", "acquire", "1", "bob", "--kind", "emulated", "--wait-s", "25"]
     process = subprocess.Popen(line, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     try:
-        wait_until(lambda: bool(gpu.status()["waiting"]), "bob in the queue", 20)
+        wait_until(lambda: bool(gpu.status()["waiting"]), "bob in the queue", 60)
         process.send_signal(signal.SIGINT)
         out, said = process.communicate(timeout=15)
     finally:

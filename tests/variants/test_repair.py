@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import shutil
 import sqlite3
 import subprocess
@@ -13,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from flashrt.errors import InputError
+from flashrt.mcp_server.cli import main
 from flashrt.variants import Store, VariantQueue, open_store
 from flashrt.variants.repair import repair
 from tests.variants.test_store import (
@@ -106,6 +108,24 @@ def test_what_is_sound_newer_or_absent_is_left_alone(filled: Store, tmp_path: Pa
     assert len(filled.path.read_bytes()) == len(before)
     with pytest.raises(InputError, match="makes one"):
         repair(tmp_path)
+
+
+def test_a_disk_that_refuses_is_told_in_one_sentence(
+    filled: Store, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    damage_one_page(filled.path)
+    damaged = filled.path.read_bytes()
+    monkeypatch.setattr(shutil, "copyfile", full)
+    assert main(["repair", "--workspace", str(filled.workspace)]) == 2
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert "No space left" in said.err
+    assert said.err.count("\n") == 1
+    assert filled.path.read_bytes() == damaged
+    assert not list(filled.folder.glob("repair-*"))
 
 
 def test_the_command_says_what_it_did(filled: Store) -> None:

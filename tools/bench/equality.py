@@ -170,15 +170,20 @@ def _compare(name: str, expected: Any, got: Any, tolerance: Tolerance, num_batch
 
 
 def _merge(name: str, parts: Sequence[OutputEquality]) -> OutputEquality:
-    wrong = next((part for part in parts if not part.equal), None)
+    wrong = [part for part in parts if not part.equal]
+    first = [part.first_mismatch for part in wrong if part.first_mismatch is not None]
     numbers = [part.max_abs for part in parts if part.max_abs is not None]
     relative = [part.max_rel for part in parts if part.max_rel is not None]
     floors = [part.noise_floor for part in parts if part.noise_floor is not None]
     return OutputEquality(
-        name, wrong is None, sum(p.total for p in parts), sum(p.mismatched for p in parts),
-        max(numbers, default=None), max(relative, default=None), wrong.first_mismatch if wrong else None,
+        name, not wrong, sum(p.total for p in parts), sum(p.mismatched for p in parts),
+        max(numbers, default=None), max(relative, default=None), min(first, key=_batch_of, default=None),
         max(floors, default=None), [reason for part in parts for reason in part.reasons],
     )  # fmt: skip
+
+
+def _batch_of(difference: Difference) -> float:
+    return math.inf if difference.batch is None else difference.batch
 
 
 def _is_numeric(value: Any) -> bool:

@@ -11,6 +11,7 @@ from contextlib import suppress
 from typing import Any
 
 from flashrt.clock import monotonic_ns
+from flashrt.errors import FlashrtError
 from flashrt.runtime import messages
 from flashrt.runtime.channels.hub import Hub, Remote
 from flashrt.runtime.channels.plan import ChannelPlan
@@ -37,6 +38,22 @@ class WorkerActor:
         control = Connection(stream, torch=True)
         messages.Join(orders["name"], orders["token"]).send(control)
         pulse = _Pulse(control, orders["beat_s"])
+        try:
+            hello = self._join(orders, control)
+        except BaseException as error:
+            # The pulse goes on as long as the process, and would hide what happened.
+            words = str(error) if isinstance(error, FlashrtError) else f"{type(error).__name__}: {error}"
+            with suppress(OSError):
+                messages.Failed(words, "").send(control)
+            raise
+        remote = Remote(**orders["remote"])
+        status = serve(hello, control, remote=remote, orphaned=_leave, started=pulse.follow)
+        # What the others still read lies in this process's memory until the supervisor ends it.
+        threading.Event().wait(0 if status == 0 else 1)
+        return status
+
+    def _join(self, orders: Mapping[str, Any], control: Connection) -> messages.Hello:
+        """Make the node's shared memory, where this worker is to, and return what it has to know."""
         if orders["is_first"] and (note := note_of_priority(os.getpriority(os.PRIO_PROCESS, 0))) is not None:
             messages.Note(note).send(control)
         if orders["hub"] is not None:
@@ -45,12 +62,7 @@ class WorkerActor:
             self._hub = Hub(told["endpoints"], channels, told["transport"], told["spin_us"], told["here"])
             self._server = HubServer(self._hub, orders["socket"], orders["token"])
         wiring = fetch_wiring(orders["socket"], orders["token"], orders["name"])
-        hello = messages.Hello(**{**orders["hello"], "wiring": wiring})
-        remote = Remote(**orders["remote"])
-        status = serve(hello, control, remote=remote, orphaned=_leave, started=pulse.follow)
-        # What the others still read lies in this process's memory until the supervisor ends it.
-        threading.Event().wait(0 if status == 0 else 1)
-        return status
+        return messages.Hello(**{**orders["hello"], "wiring": wiring})
 
 
 def note_of_priority(niceness: int) -> str | None:
