@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from flashrt import __version__
+from flashrt.mcp_server.cli import main
 from flashrt.mcp_server.http import is_loopback
 from flashrt.mcp_server.tools import Tools
 from tests.conftest import wait_until
