@@ -117,9 +117,7 @@ def run_repair(options: argparse.Namespace) -> int:
     try:
         print(repair(options.workspace))
     except OSError as error:
-        print(
-            f"flashrt repair: {error}; make room or give access, and call again: nothing was changed", file=sys.stderr
-        )
+        print(f"flashrt repair: {error}; make room or give access, and call again", file=sys.stderr)
         return EXIT_USAGE
     return 0
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import subprocess
 import sys
 import time
 import uuid
@@ -27,6 +28,16 @@ def wait_until(condition: Callable[[], bool], what: str, timeout_s: float = 30) 
         if time.monotonic() > deadline:
             pytest.fail(f"not in {timeout_s} s: {what}")
         time.sleep(0.01)
+
+
+def interruptible(*arguments: str) -> subprocess.Popen[str]:
+    """Start ``flashrt`` so that SIGINT reaches it; programs of a shell's background inherit to ignore it."""
+    code = (
+        "import signal, sys; signal.signal(signal.SIGINT, signal.default_int_handler); "
+        "from flashrt.mcp_server.cli import main; sys.exit(main())"
+    )
+    line = [sys.executable, "-P", "-c", code, *arguments]
+    return subprocess.Popen(line, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
 def pytest_configure(config: pytest.Config) -> None:

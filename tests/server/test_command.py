@@ -17,7 +17,7 @@ from flashrt import __version__
 from flashrt.mcp_server.cli import main
 from flashrt.mcp_server.http import is_loopback
 from flashrt.mcp_server.tools import Tools
-from tests.conftest import wait_until
+from tests.conftest import interruptible, wait_until
 
 INPUTS = "inputs.py:batches"
 
@@ -152,14 +152,7 @@ def test_what_a_library_prints_is_not_in_the_answer(
 
 def test_an_interrupted_command_leaves_its_job_running_and_says_how_to_end_it(workspace: Path) -> None:
     bench = ["bench", "variants.py:hangs", INPUTS, "--timeout-s", "100", "--workspace", str(workspace)]
-    # Where the tests run in the background, SIGINT is ignored, which programs inherit.
-    code = (
-        "import signal, sys; signal.signal(signal.SIGINT, signal.default_int_handler); "
-        "from flashrt.mcp_server.cli import main; sys.exit(main())"
-    )
-    command = subprocess.Popen(
-        [sys.executable, "-P", "-c", code, *bench], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
+    command = interruptible(*bench)
 
     def jobs() -> list[dict[str, str]]:
         found: list[dict[str, str]] = json.loads(flashrt("jobs", "--json", cwd=workspace).stdout)["jobs"]

@@ -19,7 +19,7 @@ from flashrt.gpu.quarantine import Quarantine, put_away
 from flashrt.mcp_server.devices import device_names
 from flashrt.mcp_server.tools import Tools
 from flashrt.mcp_server.workspace import Workspace
-from tests.conftest import wait_until
+from tests.conftest import interruptible, wait_until
 
 COMMAND = [sys.executable, "-P", "-m", "flashrt.mcp_server", "gpu"]
 
@@ -82,11 +82,7 @@ def test_the_table_is_refreshed_until_it_is_interrupted() -> None:
 
 def test_an_interrupted_wait_for_a_device_ends_at_once_and_leaves_the_queue() -> None:
     first = gpu.acquire(2, "alice", kind="emulated")
-    # Where the tests run in the background, SIGINT is ignored, which programs inherit.
-    code = "import signal, sys; signal.signal(signal.SIGINT, signal.default_int_handler); from flashrt.mcp_server.cli "
-    code += "import main; sys.exit(main())"
-    line = [sys.executable, "-P", "-c", code, "gpu", "acquire", "1", "bob", "--kind", "emulated", "--wait-s", "25"]
-    process = subprocess.Popen(line, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    process = interruptible("gpu", "acquire", "1", "bob", "--kind", "emulated", "--wait-s", "25")
     try:
         wait_until(lambda: bool(gpu.status()["waiting"]), "bob in the queue", 60)
         process.send_signal(signal.SIGINT)
