@@ -234,6 +234,8 @@ LIES = (
          "SEEN"),)),
     Case("clock", top="import time\n", u='return {"y": inputs["x"] + (time.time_ns() % 997)}',
          finds=(("nondeterministic", "u", "clock"),)),
+    Case("process-id", u='import os\nreturn {"y": inputs["x"] + os.getpid()}',
+         finds=(("nondeterministic", "u", "process id"),)),
     Case("entropy", top="import os\n", u='return {"y": inputs["x"] + os.urandom(2)[0]}',
          finds=(("nondeterministic", "u", "randomness"),)),
     Case("hash-seed", start=True, u='return {"y": inputs["x"] + hash("a word") % 1013}',

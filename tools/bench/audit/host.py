@@ -6,6 +6,7 @@ comparison with a process that was started otherwise.
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import pickle
@@ -43,6 +44,8 @@ from flashrt.ir.execute import Piece
 from flashrt.runtime.lifeline import die_with_parent
 
 SEEDS = 12345
+START_RUNS = 3
+"""Processes that must agree before what they were started with alike is named as the source."""
 PROGRESS: int | None = None
 """The descriptor on which whoever started this process hears of progress."""
 
@@ -218,13 +221,19 @@ def _check_start(spec: Mapping[str, Any], loaded: Loaded, inside: Inside, other:
     if findings.has(findings.template(path), explained):
         return
     source = "unknown"
-    same = _finish(spec, _start(spec, 1, hash_seed="0"), 1)
-    if not isinstance(same, str) and first_differing(loaded, inside.tape, same) is None:
+    numbers = itertools.count(1)
+
+    def again(*, seeded: bool = False) -> list[PlainCall] | str:
+        number = next(numbers)
+        return _finish(spec, _start(spec, number, hash_seed="0", seeded=seeded), number)
+
+    runs = (again() for _ in range(START_RUNS))
+    if all(not isinstance(run, str) and first_differing(loaded, inside.tape, run) is None for run in runs):
         source = "the hash seed: the order of a set, or hash() of text"
     else:
-        one = _finish(spec, _start(spec, 2, hash_seed="0", seeded=True), 2)
-        two = _finish(spec, _start(spec, 3, hash_seed="0", seeded=True), 3)
-        if not isinstance(one, str) and not isinstance(two, str) and _equal(one, two):
+        first = again(seeded=True)
+        others = (again(seeded=True) for _ in range(START_RUNS - 1))
+        if not isinstance(first, str) and all(not isinstance(run, str) and _equal(first, run) for run in others):
             source = "a global random generator that nothing seeds, used while loading"
     findings.add(
         "nondeterministic", path, source,

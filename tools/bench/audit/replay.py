@@ -19,6 +19,7 @@ from typing import Any
 
 import numpy as np
 
+from flashrt.bench.audit.chance import MAX_DRAWS, Draws
 from flashrt.bench.audit.files import Unknown, replaced
 from flashrt.bench.audit.findings import Findings, Kind
 from flashrt.bench.audit.forks import ForkFailedError, in_fork, stream_from_fork
@@ -32,6 +33,8 @@ from flashrt.ir.ops import Call
 from flashrt.ir.values import describe
 
 MAX_PLACES_TRIED = 12
+CHANCE_RUNS = 5
+"""Runs of each of up to three calls that must agree before chance is ruled out."""
 MAX_PLACE_BYTES = 64 << 20
 HIDDEN: Mapping[str, Kind] = {
     "global": "hidden-global", "attribute": "hidden-attribute", "buffer": "hidden-buffer", "random": "hidden-random",
@@ -203,27 +206,62 @@ def _replay_batch(loaded: Loaded, tape: Tape, batch: int) -> dict[str, Differenc
     return found
 
 
-def _alone(loaded: Loaded, tape: Tape, batch: int, path: str, prepare: Callable[[], None] | None = None) -> Any:
-    """Run one call alone in a new fork; return (difference from the record, fingerprint of the result)."""
-
-    def work() -> tuple[Difference | None, str]:
-        if prepare is not None:
-            prepare()
-        record = tape.calls[batch, path]
-        store = states_before(tape, batch, path)
-        operation = loaded.flat.by_path[path]
-        runner = OperationRunner(
-            loaded.flat, operation, loaded.ops, store, ObservingView(loaded.flat, operation, store)
+def _alone(
+    loaded: Loaded, tape: Tape, batch: int, path: str, prepare: Callable[[], None] | None = None
+) -> Difference | None:
+    """Run one call alone in a new fork; return its difference from the record."""
+    try:
+        found: Difference | None = in_fork(
+            lambda: _run_prepared(loaded, tape, batch, path, prepare)[0], loaded.timeout_s
         )
-        values, first = gather(loaded.flat, runner, arrived_at(tape, batch, path))
-        _, pieces = run_pieces(runner, values, first)
-        mark = digest([[piece.outputs[port] for port in sorted(runner.needed)] for piece in pieces] + [store])
-        return outputs_differ(record, runner, pieces) or states_differ(tape, record, store), mark
+    except ForkFailedError as error:
+        return Difference("call", "outputs", str(error)[:300])
+    return found
+
+
+def _drawn(
+    loaded: Loaded, tape: Tape, batch: int, path: str, prepare: Callable[[], None] | None = None
+) -> bytes | None:
+    """Run one call alone in a new fork; return what it gave, outputs and states; None where it failed.
+
+    Values that cannot be frozen count by their digests.
+    """
+
+    def work() -> bytes:
+        _, values = _run_prepared(loaded, tape, batch, path, prepare)
+        try:
+            return freeze(values)
+        except TypeError:
+            return freeze(digest(values))
 
     try:
-        return in_fork(work, loaded.timeout_s)
-    except ForkFailedError as error:
-        return Difference("call", "outputs", str(error)[:300]), "failed"
+        found: bytes = in_fork(work, loaded.timeout_s)
+    except ForkFailedError:
+        return None
+    return found
+
+
+def _same(one: bytes, other: bytes) -> bool:
+    """Return whether two results are equal; last bits do not count."""
+    if one == other:
+        return True
+    found = compare(thaw(one), thaw(other))
+    return found is None or found.bits_only
+
+
+def _run_prepared(
+    loaded: Loaded, tape: Tape, batch: int, path: str, prepare: Callable[[], None] | None
+) -> tuple[Difference | None, list[Any]]:
+    if prepare is not None:
+        prepare()
+    record = tape.calls[batch, path]
+    store = states_before(tape, batch, path)
+    operation = loaded.flat.by_path[path]
+    runner = OperationRunner(loaded.flat, operation, loaded.ops, store, ObservingView(loaded.flat, operation, store))
+    values, first = gather(loaded.flat, runner, arrived_at(tape, batch, path))
+    _, pieces = run_pieces(runner, values, first)
+    different = outputs_differ(record, runner, pieces) or states_differ(tape, record, store)
+    return different, [[piece.outputs[port] for port in sorted(runner.needed)] for piece in pieces] + [store]
 
 
 def _explain(loaded: Loaded, tape: Tape, findings: Findings, suspect: _Suspect) -> None:
@@ -232,18 +270,42 @@ def _explain(loaded: Loaded, tape: Tape, findings: Findings, suspect: _Suspect) 
     files = _files_of(tape, last[1])
     if files and _add_file(loaded, tape, findings, last, files):
         return
-    for batch, path in suspect.calls[:3]:
-        first, again = _alone(loaded, tape, batch, path), _alone(loaded, tape, batch, path)
-        if first[1] != again[1]:
-            _add_chance(loaded, tape, findings, batch, path, suspect.differences[batch, path])
+    for call in suspect.calls[:3]:
+        if _varies(loaded, tape, call):
+            _add_chance(loaded, tape, findings, *call, suspect.differences[call])
             return
-    target: tuple[int, str] | None = None
-    for batch, path in suspect.calls:
-        difference, _ = _alone(loaded, tape, batch, path)
-        if difference is not None and not difference.bits_only:
-            target = (batch, path)
-            break
-    _add_hidden(loaded, tape, findings, suspect, target or last)
+    for call in suspect.calls:
+        if _differs(_alone(loaded, tape, *call)):
+            _add_hidden(loaded, tape, findings, suspect, call)
+            return
+    # Alone it gives what was recorded: what other calls of the replay left made the difference, or chance did.
+    if any(_differs_in_replay(loaded, tape, call) for call in suspect.calls):
+        _add_hidden(loaded, tape, findings, suspect, last)
+    else:
+        _add_chance(loaded, tape, findings, *last, suspect.differences[last])
+
+
+def _varies(loaded: Loaded, tape: Tape, call: tuple[int, str], num_runs: int = CHANCE_RUNS) -> bool:
+    """Return whether runs of the same call, alone, differ from each other."""
+    first = _drawn(loaded, tape, *call)
+    for _ in range(num_runs - 1):
+        again = _drawn(loaded, tape, *call)
+        if (first is None) != (again is None):
+            return True
+        if first is not None and again is not None and not _same(first, again):
+            return True
+    return False
+
+
+def _differs(difference: Difference | str | None) -> bool:
+    return isinstance(difference, Difference) and not difference.bits_only
+
+
+def _differs_in_replay(loaded: Loaded, tape: Tape, call: tuple[int, str]) -> bool:
+    try:
+        return _differs(in_fork(lambda: _replay_batch(loaded, tape, call[0]), loaded.timeout_s).get(call[1]))
+    except ForkFailedError:
+        return False
 
 
 def _files_of(tape: Tape, path: str) -> dict[str, bytes | None]:
@@ -262,7 +324,7 @@ def _add_file(
 ) -> bool:
     for name, before in files.items():
         with replaced(name, before):
-            difference, _ = _alone(loaded, tape, *call)
+            difference = _alone(loaded, tape, *call)
         if difference is None:
             continue
         label = os.path.basename(name)
@@ -276,12 +338,10 @@ def _add_file(
 
 
 def _add_chance(loaded: Loaded, tape: Tape, findings: Findings, batch: int, path: str, difference: str) -> None:
-    source = "unknown"
-    for name, fix_source in SOURCES.items():
-        marks = {_alone(loaded, tape, batch, path, fix_source)[1] for _ in range(2)}
-        if len(marks) == 1 and "failed" not in marks:
-            source = name
-            break
+    draw = functools.partial(_drawn, loaded, tape, batch, path)
+    draws = Draws(draw, _same)
+    decide = (name for name, fix_source in SOURCES.items() if draws.decided_by(functools.partial(draw, fix_source)))
+    source = next(decide, "unknown")
     findings.add(
         "nondeterministic", path, source,
         f"take what node '{findings.node(path).name}' draws from {source if source != 'unknown' else 'it'} as an "
@@ -403,9 +463,9 @@ def _add_hidden(loaded: Loaded, tape: Tape, findings: Findings, suspect: _Suspec
         change.kind == "random", not any(loaded.flat.by_path[w].template in writes_here for w in change.writers)
     ))  # fmt: skip
     tried = [change for change in changes if change.data is not None][:MAX_PLACES_TRIED]
-    causes = [change for change in tried if _alone(loaded, tape, batch, path, _transplant(loaded, [change]))[0] is None]
+    causes = [change for change in tried if _alone(loaded, tape, batch, path, _transplant(loaded, [change])) is None]
     proven = "with what was there before the call put into a fresh process, the call gives the recorded result"
-    if not causes and len(tried) > 1 and _alone(loaded, tape, batch, path, _transplant(loaded, tried))[0] is None:
+    if not causes and len(tried) > 1 and _alone(loaded, tape, batch, path, _transplant(loaded, tried)) is None:
         causes, proven = tried, f"{proven}; it takes several places together"
     if not causes:
         causes, proven = changes[:1], "it changed before the call; it could not be put elsewhere to prove it"
@@ -426,6 +486,11 @@ def _add_hidden(loaded: Loaded, tape: Tape, findings: Findings, suspect: _Suspec
                 f"'{findings.node(path).name}'", **evidence,
             )  # fmt: skip
             return
+        # Chance that seldom decides otherwise looks the same: the recorded call met it, the replays did not.
+        if _varies(loaded, tape, call, MAX_DRAWS):
+            _add_chance(loaded, tape, findings, batch, path, suspect.differences[call])
+            return
+        evidence["how"] += f", the same in each of {MAX_DRAWS} runs"
         _add_kept(findings, "hidden-unknown", path, "a place that was not found", evidence)
         return
     for change in causes[:3]:
