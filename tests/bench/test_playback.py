@@ -143,6 +143,14 @@ def test_warm_up_is_cut_where_the_level_changes_and_nowhere_else() -> None:
     assert change_point(busy) == 4
     busy[1] = 50
     assert change_point(busy) <= 1
+    # Nor through hiccups as many as a scheduler that takes turns makes, where values else hardly scatter.
+    turns = 5 + noise / 20
+    turns[9::3] += generator.uniform(5, 40, len(turns[9::3]))
+    assert change_point(turns) == 0
+    turns[:4] = 600
+    assert change_point(turns) == 4
+    turns[50] = 600
+    assert change_point(turns) == 0
     assert change_point(slow[:10]) == 0
     assert change_point(np.full(60, 3.0)) == 0
     cut = 0
@@ -154,18 +162,20 @@ def test_warm_up_is_cut_where_the_level_changes_and_nowhere_else() -> None:
     assert cut <= 3
 
 
-SYSTEM = """
+SLOW_MS = 600
+"""Of the first batches: far beyond what a busy machine adds to the others."""
+SYSTEM = f"""
 import time
 import numpy as np
 
 def batches(seed, count):
     for number in range(count):
-        yield {"x": float(seed % 89 + number)}
+        yield {{"x": float(seed % 89 + number)}}
 
 def speaks(io):
     io.ready()
     for batch, x in enumerate(io.inputs["x"]):
-        time.sleep(0.15 if batch < 6 else 0.005)
+        time.sleep({SLOW_MS / 1000} if batch < 6 else 0.005)
         io.outputs["frames"].write(np.zeros((2, 4, 4), np.uint8))
         io.outputs["audio"].write(np.zeros(160, np.float32))
 """
@@ -199,7 +209,7 @@ def test_a_run_reports_them_all_and_says_what_it_cannot_know(tmp_path: Path) -> 
     opened = run_benchmark(system, "system.py:batches", tmp_path, tmp_path, paced)
     # Open loop nothing is cut: the slow batches count, and so does what they delayed.
     assert opened["warmup"]["batches"] == 2
-    assert opened["latency_ms"]["max"] >= 4 * 150 - 3 * 20
+    assert opened["latency_ms"]["max"] >= 4 * SLOW_MS - 3 * 20
     assert opened["deadline"]["misses"] >= 8
     assert opened["deadline"]["longest_run"] >= 8
     assert opened["deadline"]["smallest_d0_ms"] == pytest.approx(opened["outputs"]["frames"]["d0_ms"])

@@ -19,6 +19,7 @@ BUFFERS = {"without": 0, "one_batch": 1, "two_batches": 2}
 MAX_SKEW_POINTS = 100_000
 CHANGE_ERRORS = 6.0
 FAR_OUT = 10
+BEYOND = 2
 HICCUPS_BY_CHANCE = 1e-3
 """A row of hiccups at the begin that is rarer than this is a level."""
 MIN_SEGMENT = 3
@@ -138,7 +139,8 @@ def change_point(values: Sequence[float] | np.ndarray) -> int:
     The cut into two levels with the least squares, among the first half; taken where the levels are six standard
     errors apart, that of the rest from the means of its blocks, so that a wandering series is not cut. Values far out
     count as ten deviations, so that one hiccup in the midst does not lift all that was before it; but where so many of
-    them stand at the begin in a row as hiccups hardly would, they are the level, however many hiccups follow.
+    them stand at the begin in a row as hiccups hardly would, they are the level, however many hiccups follow. So are
+    those at the begin that are twice as far out as any hiccup that follows.
     """
     series = np.asarray(values, float)
     num = len(series)
@@ -146,6 +148,8 @@ def change_point(values: Sequence[float] | np.ndarray) -> int:
         return 0
     middle = float(np.median(series))
     deviation = 1.4826 * float(np.median(np.abs(series - middle)))
+    if row := _beyond_the_rest(series - middle):
+        return min(row, num - MIN_TAIL)
     if deviation > 0:
         if row := _far_in_a_row((series - middle) / deviation):
             return min(row, num - MIN_TAIL)
@@ -163,6 +167,21 @@ def change_point(values: Sequence[float] | np.ndarray) -> int:
     error = spread * math.sqrt(length / cut + 1 / 6)
     apart = abs(float(series[:cut].mean() - rest.mean()))
     return cut if apart > CHANGE_ERRORS * error else 0
+
+
+def _beyond_the_rest(distances: np.ndarray) -> int:
+    """Return how many values at the begin are twice as far from the median as any later one, all to one side.
+
+    If their order were chance, the k furthest of n would come first once in C(n, k) times; 0 where that is likely.
+    """
+    side = np.sign(distances[0])
+    far = side * distances
+    nearest = np.minimum.accumulate(far)
+    furthest_later = np.maximum.accumulate(np.abs(distances)[::-1])[::-1]
+    rows = np.arange(1, len(far) // 2 + 1)
+    found = rows[nearest[rows - 1] > BEYOND * furthest_later[rows]]
+    row = int(found[-1]) if side and len(found) else 0
+    return row if row and 1 / math.comb(len(far), row) < HICCUPS_BY_CHANCE else 0
 
 
 def _far_in_a_row(deviations: np.ndarray) -> int:
