@@ -36,7 +36,10 @@ def alive(numbers: list[int]) -> list[int]:
 
 
 class Killer:
-    """Ends an engine with signal 9 when its request has done a step; remembers every process that there was."""
+    """Ends an engine with signal 9 when its request has done a step; remembers every process that there was.
+
+    It is gone when the step is handled: where many want the machine, a killed process may outlive its request.
+    """
 
     def __init__(self, request: int, step: int, member: int, times: int = 1) -> None:
         self._at = (request, step)
@@ -51,7 +54,9 @@ class Killer:
             self._left -= 1
             victim = device if self._member == 0 else self._member
             self.victims.append(victim)
-            os.kill(engines.of[victim].process.pid, signal.SIGKILL)
+            process = engines.of[victim].process
+            os.kill(process.pid, signal.SIGKILL)
+            process.wait()
 
 
 def tiny_classes() -> list[RequestClass]:
