@@ -203,11 +203,13 @@ class _Loop:
         self.duration_s = QUICK_DURATION_S if quick else DURATION_S
         self.task = progress.add_task("starting the server", total=1.0)
         self.lease = ""
+        self.renewed_s = 0.0
         self.facts: dict[str, Any] = {}
 
     async def call(self, tool: str, step: str, **arguments: Any) -> Answer:
         """Call a tool, showing the step; a failure ends the demonstration with the tool's own words."""
         self.progress.update(self.task, description=f"{tool}: {step}", completed=0.0)
+        await self.keep_lease()
 
         def show(share: float, message: str) -> None:
             self.progress.update(self.task, description=f"{tool}: {step} ({message})", completed=share)
@@ -227,11 +229,17 @@ class _Loop:
             "gpu_acquire", f"{NUM_DEVICES} CPU devices", count=NUM_DEVICES, holder="flashrt demo", kind="cpu",
             ttl_s=LEASE_TTL_S, purpose="demonstration",
         )  # fmt: skip
-        self.lease = str(answer.record["lease"])
+        self.lease, self.renewed_s = str(answer.record["lease"]), time.monotonic()
         names = [device["uuid"] for device in answer.record["devices"]]
         self.facts |= {"devices": names, "emulated": False}
         self.say(f"leased {', '.join(names)}")
         return self.lease
+
+    async def keep_lease(self) -> None:
+        """Renew the lease in time: on a slow machine the demonstration takes longer than one lasts."""
+        if self.lease and time.monotonic() - self.renewed_s > LEASE_TTL_S / 3:
+            self.renewed_s = time.monotonic()
+            await self.caller.call("gpu_renew", {"lease": self.lease, "ttl_s": LEASE_TTL_S})
 
     async def run(self) -> tuple[list[Row], dict[str, Any]]:
         """Go through the loop; return the rows of the table and the facts around it."""

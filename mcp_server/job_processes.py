@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 MARK = "FLASHRT_JOB"
 _LOOK_S = 0.01
+_TRACKER_S = 0.75
 _TRACKER = "multiprocessing.resource_tracker"
 
 
@@ -62,7 +63,7 @@ def kill_all(find: Callable[[], Iterable[ProcessIdentity]], timeout_s: float) ->
         waited_s = time.monotonic() - start
         for process in processes:
             # These remove shared memory when those they serve are gone, and then leave by themselves.
-            if waited_s < timeout_s / 2 and _TRACKER in command_line(process.pid):
+            if waited_s < min(timeout_s / 2, _TRACKER_S) and _TRACKER in command_line(process.pid):
                 continue
             # Another user's process cannot be one of ours.
             with suppress(PermissionError):

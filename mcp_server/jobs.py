@@ -39,7 +39,7 @@ JOB_FUNCTIONS: dict[str, str] = {
 FINAL_STATES = frozenset({"done", "failed", "cancelled", "lost"})
 POLITE_S = 3.0
 LOG_TAIL_BYTES = 4000
-_KILL_S = 1.5
+_KILL_S = 10.0
 _LOOK_S = 0.05
 
 # Jobs that this process started: each is waited for by a thread, so that none stays a zombie.

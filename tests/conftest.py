@@ -10,6 +10,7 @@ import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import hypothesis
 import psutil
 import pytest
 
@@ -19,10 +20,16 @@ MARK = "FLASHRT_TEST_SESSION"
 # As systems under test have it: else bits depend on where values lie in memory. Read by MKL when torch is first used.
 os.environ.setdefault("MKL_CBWR", "AVX2,STRICT")
 TOY = Path(__file__).parent / "toy"
+# Which examples are tried does not change from run to run, and none fails for the time that it took: a process that is
+# not scheduled for a while is slow at anything. Others: --hypothesis-profile=default --hypothesis-seed=1.
+hypothesis.settings.register_profile(
+    "flashrt", derandomize=True, database=None, deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
+)
+hypothesis.settings.load_profile("flashrt")
 
 
-def wait_until(condition: Callable[[], bool], what: str, timeout_s: float = 30) -> None:
-    """Return once `condition` holds; fail with `what` when it does not in time."""
+def wait_until(condition: Callable[[], bool], what: str, timeout_s: float = 120) -> None:
+    """Return once `condition` holds; fail with `what` when it does not in time, however starved the machine is."""
     deadline = time.monotonic() + timeout_s
     while not condition():
         if time.monotonic() > deadline:
@@ -94,7 +101,7 @@ def no_process_is_left(request: pytest.FixtureRequest) -> Iterator[None]:
     """Fail a test that leaves a process of ours behind."""
     before = flashrt_processes()
     yield
-    wait_until(lambda: not flashrt_processes() - before, f"processes of {request.node.name} to end", 10)
+    wait_until(lambda: not flashrt_processes() - before, f"processes of {request.node.name} to end", 60)
 
 
 @pytest.fixture

@@ -132,4 +132,4 @@ def interpret_apart(app: str) -> tuple[list[dict[str, Any]], list[dict[str, Any]
     All batches as the program has it, then `NUM_BLOCKING` with no edge that streams.
     """
     with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
-        return pool.submit(_interpreted, app).result(timeout=240)
+        return pool.submit(_interpreted, app).result(timeout=800)

@@ -51,12 +51,11 @@ def test_whole_values_give_what_chunks_give(app: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
 @pytest.mark.parametrize("app", APPS)
 def test_processes_of_their_own_give_the_bits_of_the_reference(app: str, tmp_path: Path) -> None:
     folder = tmp_path / app
     applications.copy(app, folder, DEPLOYMENTS[app])
-    recorder = running.run(folder, f"deployments/{DEPLOYMENTS[app]}", items(app), timeout_s=120)
+    recorder = running.run(folder, f"deployments/{DEPLOYMENTS[app]}", items(app), timeout_s=600)
     chunks: dict[tuple[int | None, str], list[torch.Tensor]] = {}
     for write in recorder.written:
         chunks.setdefault((write.batch, write.output), []).append(torch.as_tensor(write.value.data))

@@ -22,7 +22,6 @@ import gpu_check  # type: ignore[import-not-found]
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
 def test_a_dry_run_passes(tmp_path: Path) -> None:
     table = tmp_path / "table.json"
     done = subprocess.run(

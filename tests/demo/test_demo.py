@@ -8,7 +8,15 @@ import subprocess
 import sys
 from pathlib import Path
 
+import anyio
 import pytest
+from rich.console import Console
+from rich.progress import Progress
+
+from flashrt import gpu
+from flashrt.mcp_server.client import started_server
+from flashrt.mcp_server.demo import LEASE_TTL_S, _Loop, applications
+from flashrt.mcp_server.demo_plan import read_plan
 
 
 def run_demo(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
@@ -20,7 +28,7 @@ def run_demo(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1800)
 def test_the_whole_loop_on_an_application(tmp_path: Path) -> None:
     done = run_demo(tmp_path, "omni", "--quick", "--json", "demo.json")
     assert done.returncode == 0, done.stdout + done.stderr
@@ -54,3 +62,25 @@ def test_a_folder_with_other_files_is_left_alone(tmp_path: Path) -> None:
     assert done.returncode == 2
     assert "other files" in done.stderr
     assert mine.read_text() == "precious"
+
+
+def test_a_demonstration_that_takes_long_keeps_its_lease(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FLASHRT_LEASE_DIR", str(tmp_path / "leases"))
+    workspace = tmp_path / "workspace"
+    workspace.mkdir()
+
+    async def run() -> list[bool]:
+        renewed = []
+        async with started_server(workspace) as caller:
+            with Progress(console=Console(quiet=True)) as progress:
+                loop = _Loop(caller, read_plan(applications()["omni"]), progress, Console(quiet=True), quick=True)
+                lease = await loop.acquire()
+                for passed_s in (0.0, LEASE_TTL_S / 2):
+                    loop.renewed_s -= passed_s
+                    await loop.call("variant_list", "a step")
+                    renewed.append(bool(gpu.check(lease).last_request))
+                await caller.call("gpu_release", {"lease": lease})
+        return renewed
+
+    assert anyio.run(run) == [False, True]
+    assert not gpu.holders()

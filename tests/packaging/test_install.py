@@ -20,7 +20,7 @@ DATA_SUFFIXES = {".md", ".yaml", ".json", ".svg", ".html", ".css", ".js", ".pyi"
 
 def run(*line: str | Path, cwd: Path, **environment: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        list(map(str, line)), cwd=cwd, env={**os.environ, **environment}, capture_output=True, text=True, timeout=240,
+        list(map(str, line)), cwd=cwd, env={**os.environ, **environment}, capture_output=True, text=True, timeout=600,
         stdin=subprocess.DEVNULL, check=False,
     )  # fmt: skip
 

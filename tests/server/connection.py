@@ -193,10 +193,11 @@ def http_server(
     workspace: Path, *more: str, start: Sequence[str] | None = None, **environment: str
 ) -> Iterator[tuple[int, subprocess.Popen[str]]]:
     """Start a server over HTTP, or the one that the command line `start` begins; gives its port and process."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    with tempfile.TemporaryFile("w+") as log:
+    with socket.socket() as held, tempfile.TemporaryFile("w+") as log:
+        # Bound and not listened on: nobody else is given this port, and the server may have it as well.
+        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        held.bind(("127.0.0.1", 0))
+        port = held.getsockname()[1]
         process = subprocess.Popen(
             [*(start or command(workspace)), "--http", f"127.0.0.1:{port}", *more], stdin=subprocess.DEVNULL,
             stdout=log, stderr=log, text=True, env={**os.environ, **environment},

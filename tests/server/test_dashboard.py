@@ -39,7 +39,7 @@ class Page:
 
     def ask(self, path: str, method: str = "GET", **headers: str) -> tuple[int, str, Mapping[str, str]]:
         """Return status, body and headers of one request."""
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=30)
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
         with contextlib.closing(connection):
             connection.request(method, path, headers={name.replace("_", "-"): value for name, value in headers.items()})
             answer = connection.getresponse()
@@ -48,7 +48,7 @@ class Page:
     def end(self, with_signal: int) -> int:
         """Send a signal and return the exit status."""
         self.process.send_signal(with_signal)
-        return self.process.wait(10)
+        return self.process.wait(60)
 
 
 @contextlib.contextmanager
@@ -70,7 +70,7 @@ def hanging_job(workspace: Path) -> str:
         workspace, "equivalence_check",
         {"baseline": "reference.py:serve", "candidate": "gated.py:family", "inputs": "inputs.py:batches", "count": 2},
     )  # fmt: skip
-    wait_until((workspace / "family").exists, "the system runs", 60)
+    wait_until((workspace / "family").exists, "the system runs")
     return job
 
 
@@ -115,7 +115,7 @@ def test_it_answers_its_own_pages_alone_and_cancels_for_its_token_alone(workspac
 def test_it_ends_at_once_while_a_stream_of_events_is_open(workspace: Path) -> None:
     for with_signal, expected in ((signal.SIGTERM, 0), (signal.SIGINT, 130)):
         with dashboard(workspace) as page:
-            connection = http.client.HTTPConnection("127.0.0.1", page.port, timeout=30)
+            connection = http.client.HTTPConnection("127.0.0.1", page.port, timeout=60)
             with contextlib.closing(connection):
                 connection.request("GET", "/events")
                 answer = connection.getresponse()

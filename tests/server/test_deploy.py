@@ -86,7 +86,7 @@ def test_a_service_serves_client_after_client_until_it_is_told_to_stop(folder: P
             got = [client.receive() for _ in range(3)]
             assert [batch for *_, batch in got] == numbers * 3
             process.send_signal(signal.SIGTERM)
-            out, err = process.communicate(timeout=60)
+            out, err = process.communicate(timeout=120)
     assert process.returncode == 0, err
     summary = json.loads(out)
     assert summary["batches"] == 9
@@ -98,7 +98,7 @@ def test_a_service_serves_client_after_client_until_it_is_told_to_stop(folder: P
 
 def test_it_sends_items_of_its_own_and_writes_a_trace(folder: Path) -> None:
     process = start(folder, "split.yaml", "--inputs", "inputs.py:batches", "--count", "7", "--trace", "t.json")
-    out, err = process.communicate(timeout=90)
+    out, err = process.communicate(timeout=200)
     assert process.returncode == 0, err
     summary = json.loads(out.splitlines()[-1])
     assert summary["batches"] == 7
@@ -118,7 +118,7 @@ def test_it_sends_items_of_its_own_and_writes_a_trace(folder: Path) -> None:
     ],
 )
 def test_what_cannot_be_deployed_is_refused_with_what_to_do(folder: Path, arguments: list[str], words: str) -> None:
-    out, err = (process := start(folder, *arguments)).communicate(timeout=60)
+    out, err = (process := start(folder, *arguments)).communicate(timeout=120)
     assert process.returncode == 2, out
     assert words in err
     assert (folder / "program.yaml").is_file()
@@ -129,7 +129,7 @@ def test_an_operation_that_fails_ends_the_service_with_its_reason(folder: Path) 
     with deployed(folder, "split.yaml") as (process, ready):
         with Client(ready["socket"]) as client, pytest.raises(EOFError):
             client.call({"actions": "no array"})
-        _, err = process.communicate(timeout=60)
+        _, err = process.communicate(timeout=120)
     assert process.returncode == 2
     assert "batch 0" in err
     assert not gpu.holders()
@@ -162,7 +162,7 @@ def test_whatever_a_client_sends_the_next_one_is_served(folder: Path) -> None:
 def test_a_socket_at_which_somebody_answers_is_refused(folder: Path) -> None:
     with deployed(folder, "split.yaml", "--devices", "cpu-0,cpu-1", "--socket", "s.sock") as (_, ready):
         second = start(folder, "split.yaml", "--devices", "cpu-0,cpu-1", "--socket", "s.sock")
-        assert "another service answers there" in second.communicate(timeout=60)[1]
+        assert "another service answers there" in second.communicate(timeout=120)[1]
         with Client(ready["socket"]) as client:
             assert set(client.call(items(1)[0])) == {"frames"}
 
@@ -171,7 +171,7 @@ def test_a_socket_at_which_somebody_answers_is_refused(folder: Path) -> None:
 def test_groups_that_are_none_are_named_before_anything_is_leased(folder: Path, groups: str) -> None:
     document = (folder / "split.yaml").read_text().replace("{a: [0], b: [1]}", groups)
     (folder / "split.yaml").write_text(document)
-    _, err = (process := start(folder, "split.yaml")).communicate(timeout=60)
+    _, err = (process := start(folder, "split.yaml")).communicate(timeout=120)
     assert process.returncode == 2
     assert "groups" in err
     assert "Traceback" not in err

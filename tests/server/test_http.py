@@ -65,7 +65,7 @@ async def test_the_server_ends_when_told_also_with_a_client_connected(workspace:
 
 def post(port: int, **headers: str) -> int:
     """Return the status of a request to list the tools."""
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=30)
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
     body = json.dumps({"jsonrpc": "2.0", "id": 1, "method": "tools/list", "params": {}})
     accept = {"Content-Type": "application/json", "Accept": "application/json, text/event-stream"}
     try:
@@ -131,7 +131,7 @@ def test_an_open_door_is_refused_in_words(workspace: Path, more: list[str], word
 
 def test_a_body_that_is_too_large_is_refused(workspace: Path) -> None:
     with http_server(workspace) as (port, process):
-        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=30)
+        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
         head = {"Content-Type": "application/json", "Accept": "application/json, text/event-stream"}
         connection.request("POST", "/mcp", b" " * (5 * 1024 * 1024), head)
         assert connection.getresponse().status == 413

@@ -188,7 +188,7 @@ async def test_documents_run_by_their_ids_with_every_tool_and_the_command(worksp
     done = subprocess.run(
         [sys.executable, "-P", "-m", "flashrt.mcp_server", "deploy", best["id"], "--socket", str(socket), "--inputs",
          "inputs.py:batches", "--count", "4"],
-        cwd=workspace, capture_output=True, text=True, check=False, timeout=60,
+        cwd=workspace, capture_output=True, text=True, check=False, timeout=200,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     last = json.loads(done.stdout.splitlines()[-1])

@@ -31,8 +31,9 @@ pytestmark = pytest.mark.anyio
 CHECK: dict[str, Any] = {
     "baseline": "reference.py:serve", "candidate": "gated.py:serve", "inputs": "inputs.py:batches", "count": 8,
 }  # fmt: skip
-# What a client grants a server to end.
-END_S = 2.0
+# A client grants two seconds, in which a starved machine may not come to the few milliseconds of work that it takes.
+# A server that waits for what is in flight does not pass: that is a job's 25 s, or forever.
+END_S = 20.0
 
 LOUD = """
 import os

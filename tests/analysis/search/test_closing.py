@@ -17,6 +17,8 @@ from .test_search import chain, check_point, exact, profile_of
 
 NUM_INSTANCES = int(os.environ.get("FLASHRT_CLOSING_INSTANCES", "60"))
 BATCH = 20
+LIMIT_S = 20.0
+"""Most are closed within a second of a machine's core; a busy machine gives a search a part of one."""
 
 
 @pytest.mark.parametrize("first", range(0, NUM_INSTANCES, BATCH))
@@ -29,7 +31,7 @@ def test_without_the_tree_the_front_is_still_that_of_enumeration(first: int, mon
         wanted = brute_force(instance)
         if wanted is None:
             continue
-        request = replace(instance.request, time_limit_s=2.0)
+        request = replace(instance.request, time_limit_s=LIMIT_S)
         if not wanted:
             with pytest.raises(InputError):
                 search_deployments(instance.built, instance.profile, request)
@@ -76,10 +78,10 @@ def test_what_the_tree_leaves_open_is_closed(monkeypatch: pytest.MonkeyPatch) ->
     """With no time for the tree, CP-SAT proves the front but for a millionth."""
     built = chain(8, (1, 2, 4))
     profile = profile_of({f"op{i}": {str(d): (7 + 5 * i % 11) / d**0.8 for d in (1, 2, 4)} for i in range(8)})
-    whole = search_deployments(built, profile, SearchRequest(8))
+    whole = search_deployments(built, profile, SearchRequest(8, time_limit_s=250))
     assert whole.proof.status == "optimal"
     monkeypatch.setattr(Solver, "_round", lambda self, kernel, deadline: False)
-    closed = search_deployments(built, profile, SearchRequest(8, time_limit_s=60))
+    closed = search_deployments(built, profile, SearchRequest(8, time_limit_s=250))
     assert closed.proof.status == "gap"
     assert closed.proof.gap is not None
     assert closed.proof.gap < 1e-6

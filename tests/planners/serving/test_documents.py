@@ -15,9 +15,10 @@ from flashrt.planners.serving import (
     Workload,
     baseline,
     make_problem,
-    plan_serving,
     read_model,
 )
+
+from .steps import plan_serving
 
 MODEL: dict[str, Any] = {
     "name": "m", "components": ["encoder", "llm", "voice"],

@@ -10,7 +10,7 @@ import psutil
 import pytest
 
 from flashrt.errors import InputError
-from flashrt.planners.serving import Answer, Evaluator, Load, Settings, plan_serving
+from flashrt.planners.serving import Answer, Evaluator, Load, Settings
 from flashrt.planners.serving import emulate as emulation
 from flashrt.planners.serving.emulate import run_emulated
 from flashrt.planners.serving.executor import Engine
@@ -18,6 +18,7 @@ from flashrt.planners.serving.record import answer_record, deployment_record
 from tests.conftest import flashrt_processes
 
 from .drawn import single
+from .steps import plan_serving
 from .test_documents import problem
 
 

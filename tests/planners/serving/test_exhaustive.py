@@ -15,12 +15,13 @@ import numpy as np
 import pytest
 
 from flashrt.errors import InputError
-from flashrt.planners.serving import Evaluator, Load, Problem, Settings, plan_serving
+from flashrt.planners.serving import Evaluator, Load, Problem, Settings
 from flashrt.planners.serving.flow import best_routing
 from flashrt.planners.serving.plans import Logical, Plan, Route, Routes
 from flashrt.planners.serving.search import Answer
 
 from .drawn import documents, problem
+from .steps import plan_serving
 
 NUM = int(os.environ.get("FLASHRT_SERVING_INSTANCES", "12"))
 MOST_PLANS = 1500

@@ -12,13 +12,14 @@ from flashrt.errors import InputError
 from flashrt.planners.serving import (
     Settings,
     make_problem,
-    plan_serving,
     read_model,
     read_serving_profile,
     read_workload,
 )
 from flashrt.planners.serving.measured import serving_profile
 from tests.server.test_plan_serving import command
+
+from .steps import plan_serving
 
 MODEL = {
     "schema": "flashrt/model@1", "name": "pair", "components": ["dit", "vae"],

@@ -9,14 +9,14 @@ from hypothesis import strategies as st
 from scipy.optimize import linprog
 
 from flashrt.errors import InputError
-from flashrt.planners.serving import Load, Settings, plan_serving
+from flashrt.planners.serving import Load, Settings
 from flashrt.planners.serving.flow import best_routing, grid_routings, is_redundant, node_routing, rate_of
-from flashrt.planners.serving.least import fewest_gpus
 from flashrt.planners.serving.policies import most_value, undominated, value_of
 from flashrt.planners.serving.search import Policy
 from flashrt.planners.serving.space import make_space
 
 from .drawn import problem
+from .steps import fewest_gpus, plan_serving
 from .test_documents import problem as fixed
 
 QUICK = Settings(time_limit_s=2, load=Load(num_simulated=4000, num_estimated=400))

@@ -15,13 +15,14 @@ from flashrt.planners.serving import (
     Settings,
     baseline,
     make_problem,
-    plan_serving,
     read_model,
     read_serving_profile,
     read_workload,
     restricted,
 )
 from flashrt.planners.serving.search import Answer
+
+from .steps import plan_serving
 
 FOLDER = Path(serving.__file__).parent / "examples"
 SETTINGS = Settings(time_limit_s=5)

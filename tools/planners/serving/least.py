@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import replace
 
 from flashrt.errors import Finding, InputError
 from flashrt.planners.serving.problem import Problem
-from flashrt.planners.serving.search import Answer, Progress, Settings, plan_serving
+from flashrt.planners.serving.search import Answer, Clock, Progress, Settings, plan_serving
 from flashrt.planners.serving.subplans import Restriction
 
 
@@ -18,6 +19,7 @@ def fewest_gpus(
     *,
     allowed: Restriction = lambda nodes: True,
     progress: Progress = lambda share, text: None,
+    clock: Clock = time.monotonic,
 ) -> Answer:
     """Return the plan with the fewest GPUs whose goodput is at least `wanted_per_s`, found by bisection.
 
@@ -36,7 +38,7 @@ def fewest_gpus(
             progress((part + share) / (rounds + 2), f"{num_gpus} GPUs: {text}")
 
         try:
-            return plan_serving(problem, num_gpus, each, allowed=allowed, progress=report)
+            return plan_serving(problem, num_gpus, each, allowed=allowed, progress=report, clock=clock)
         except InputError as error:
             if any(one.rule in {"too-few-gpus", "no-path"} for one in error.findings) and num_gpus < most_gpus:
                 return None

@@ -32,6 +32,8 @@ from flashrt.planners.serving.subplans import Restriction
 from flashrt.planners.serving.targets import with_targets
 
 Progress = Callable[[float, str], None]
+Clock = Callable[[], float]
+"""Seconds since whenever; it is looked at before every step, so one that counts looks allows as many steps anywhere."""
 
 FIRST_SHARE, IMPROVED_SHARE, REFINED_SHARE, EXHAUSTED_SHARE, SIMULATED_SHARE = 0.08, 0.34, 0.55, 0.75, 0.85
 """Shares of the time by which each phase ends; the last is for polishing."""
@@ -151,6 +153,7 @@ def plan_serving(
     *,
     allowed: Restriction = lambda nodes: True,
     progress: Progress = lambda share, text: None,
+    clock: Clock = time.monotonic,
 ) -> Answer:
     """Return the deployment with the highest goodput on so many GPUs.
 
@@ -158,6 +161,8 @@ def plan_serving(
     ----------
     allowed
         Which subplans may be used: a baseline restricts them.
+    clock
+        What the time limit is read from.
 
     Raises
     ------
@@ -165,16 +170,17 @@ def plan_serving(
         Nothing serves all types on these GPUs, or a target that no plan can meet.
     """
     settings = settings or Settings()
-    search = _Search(problem, num_gpus, settings, allowed, progress)
+    search = _Search(problem, num_gpus, settings, allowed, progress, clock)
     return search.run()
 
 
 class _Search:
     def __init__(
-        self, problem: Problem, num_gpus: int, settings: Settings, allowed: Restriction, progress: Progress
-    ) -> None:
-        self.settings, self.progress = settings, progress
-        self.begin = self.mark = time.monotonic()
+        self, problem: Problem, num_gpus: int, settings: Settings, allowed: Restriction, progress: Progress,
+        clock: Clock,
+    ) -> None:  # fmt: skip
+        self.settings, self.progress, self.clock = settings, progress, clock
+        self.begin = self.mark = clock()
         self.counts: dict[str, float] = {}
         self.seconds: dict[str, float] = {}
         progress(0.02, "subplans")
@@ -199,12 +205,12 @@ class _Search:
         self.floor = 0.0
 
     def _lap(self, phase: str) -> None:
-        now = time.monotonic()
+        now = self.clock()
         self.seconds[phase] = self.seconds.get(phase, 0.0) + now - self.mark
         self.mark = now
 
     def _spent(self, share: float) -> bool:
-        return time.monotonic() - self.searching > share * self.settings.time_limit_s
+        return self.clock() - self.searching > share * self.settings.time_limit_s
 
     def run(self) -> Answer:
         settings, space = self.settings, self.space
@@ -286,10 +292,10 @@ class _Search:
                 break
             refined += 1
             self.progress(0.3 + 0.2 * refined / len(improved), f"refining: {self.kept.best:.3g} requests/s")
-            until = time.monotonic() + self.settings.time_limit_s * REFINED_SHARE * scale / 8
+            until = self.clock() + self.settings.time_limit_s * REFINED_SHARE * scale / 8
 
             def is_over(until: float = until) -> bool:
-                return time.monotonic() > until
+                return self.clock() > until
 
             refine(self.space, chosen, plan, value, self._judge(chosen), is_over)
         self.counts["logical_refined"] = refined
@@ -415,10 +421,10 @@ class _Search:
                 found.append(Candidate(chosen, plan, own, value, estimate, shown))
                 return self._value(shown)
 
-            until = time.monotonic() + (1 - SIMULATED_SHARE) * self.settings.time_limit_s / 2
+            until = self.clock() + (1 - SIMULATED_SHARE) * self.settings.time_limit_s / 2
 
             def is_over(until: float = until) -> bool:
-                return self._spent(1.0) or time.monotonic() > until
+                return self._spent(1.0) or self.clock() > until
 
             refine(self.space, start.chosen, start.plan, self._value(start.simulated), judge, is_over)
         self.counts["polished"] = len(found)
@@ -453,7 +459,7 @@ class _Search:
                 f"the space was not looked at as a whole in {self.settings.time_limit_s:g} s: the plan is the best of "
                 f"{self.kept.num:,} that were estimated; raise time_limit_s for more"
             )
-        self.seconds["all"] = time.monotonic() - self.begin
+        self.seconds["all"] = self.clock() - self.begin
         return Answer(
             self.problem, self.space, self.settings, finals[0], front, complete, self.counts, self.seconds, tuple(notes)
         )
