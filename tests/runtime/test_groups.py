@@ -124,7 +124,7 @@ def test_every_rank_is_told_who_it_is_and_which_ops_are_cut(tmp_path: Path) -> N
     deployment = {"groups": {"a": [0, 1]}, "place": {"told": "a"}, "tiles": {"told": 2}}
     write_application(tmp_path, program, RANKS, it=deployment)
     with start(tmp_path, "it.yaml", [{"x": 5}]) as process:
-        process.wait_ready(30)
+        process.wait_ready(120)
         # The system itself, and a process for each rank.
         assert len(process.members()) == 3
         (batch,) = outputs_by_batch(run_all(process, [{"x": 5}], 30), 1)
