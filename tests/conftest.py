@@ -13,10 +13,14 @@ from pathlib import Path
 import hypothesis
 import psutil
 import pytest
+from hypothesis import HealthCheck, settings
 
 from flashrt.runtime.lifeline import marked, shared_name
 
 MARK = "FLASHRT_TEST_SESSION"
+# What an example takes says nothing of it on a machine with other work.
+settings.register_profile("untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("untimed")
 # As systems under test have it: else bits depend on where values lie in memory. Read by MKL when torch is first used.
 os.environ.setdefault("MKL_CBWR", "AVX2,STRICT")
 TOY = Path(__file__).parent / "toy"

@@ -51,6 +51,8 @@ CHEATS = {
     "wrong_when_timed": ("run", "in the timed run, output 'frames'"),
     "works_at_start": ("check", "differs first at"),
 }
+SILENCE_S = {"waits_for_later_inputs": 10}
+"""How long outputs are waited for that never come; where they do come, a starved machine may take its time."""
 TWINS = [node.name for node in ast.parse((HERE / "twins.py").read_text()).body if isinstance(node, ast.FunctionDef)]
 
 
@@ -75,7 +77,8 @@ def judge(folder: Path, reference: str) -> tuple[str, list[str]]:
             return "check", verdict["reasons"]
         # By amount, not by time: a busy machine would end before those cheats that begin after `CHECKED` batches.
         settings = RunSettings(
-            runs=1, duration_s=80, max_batches=60 if APP == "toy" else 20, timeout_s=3 if APP == "toy" else 90,
+            runs=1, duration_s=80, max_batches=60 if APP == "toy" else 20,
+            timeout_s=SILENCE_S.get(reference.removeprefix("cheats.py:"), 90) if APP == "toy" else 90,
             elements_per_batch=verdict["elements_per_batch"],
         )  # fmt: skip
         against = Against(baseline, checking.tolerance)

@@ -54,8 +54,8 @@ def see(folder: Path, private: list[Path] | None = None) -> tuple[dict[str, list
         system, ["paths"], hidden=reference_files(system, baseline), private=private or private_files(folder),
         log_path=folder / "log.txt",
     ) as process:  # fmt: skip
-        process.wait_ready(30)
-        recorder = run_all(process, [{"paths": paths}], 30)
+        process.wait_ready(120)
+        recorder = run_all(process, [{"paths": paths}], 120)
         records = guard_records(process.events)
     values = {name: [item for value in parts for item in value] for name, parts in recorder.values().items()}
     assert values["own"] == ["\n"]
@@ -162,8 +162,8 @@ def test_the_harness_cannot_be_read_or_traced_and_files_keep_their_owner(tmp_pat
     with SystemProcess(
         resolve_system("prying.py:pries", tmp_path), ["harness"], log_path=tmp_path / "log.txt"
     ) as process:  # fmt: skip
-        process.wait_ready(30)
-        recorder = run_all(process, [{"harness": os.getpid()}], 30)
+        process.wait_ready(120)
+        recorder = run_all(process, [{"harness": os.getpid()}], 120)
         records = guard_records(process.events)
     values = {name: [item for value in parts for item in value] for name, parts in recorder.values().items()}
     if records["harness-out-of-reach"]["active"]:

@@ -74,7 +74,7 @@ def auditors(torch: bool) -> Iterator[ProcessPoolExecutor]:
     sys.path.insert(0, str(Path(__file__).parents[2]))
     try:
         with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
-            pool.submit(warm, torch).result(timeout=120)
+            pool.submit(warm, torch).result(timeout=280)
             sys.path[:] = path
             yield pool
     finally:

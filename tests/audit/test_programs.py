@@ -25,7 +25,7 @@ def pools() -> Iterator[dict[bool, ProcessPoolExecutor]]:
 
 def audited(pools: dict[bool, ProcessPoolExecutor], case: Case, folder: Path) -> dict[str, Any]:
     future = pools[case.torch].submit(audit_forked, str(folder), case.document(), case.ops(), case.start)
-    return future.result(timeout=120)
+    return future.result(timeout=280)
 
 
 def told(result: dict[str, Any], *severities: str) -> list[tuple[str, str, str]]:
@@ -63,7 +63,7 @@ def test_random_programs_are_not_accused(pools: dict[bool, ProcessPoolExecutor],
     ProgramMaker(seed).make(tmp_path)
     document = yaml.safe_load((tmp_path / "program.yaml").read_text())
     batches = list(load_function(tmp_path / "inputs.py", "batches")(seed, 4))
-    result = pools[False].submit(audit_folder, str(tmp_path), document, batches, {}, False).result(timeout=120)
+    result = pools[False].submit(audit_folder, str(tmp_path), document, batches, {}, False).result(timeout=280)
     assert told(result, "error", "warning") == [], result["findings"]
     assert {status for status, _ in result["claims"].values()} <= {"confirmed"}
 

@@ -91,11 +91,14 @@ def test_a_signal_that_raises_while_waiting_loses_nothing(ends: Ends) -> None:
     def raise_late(*_: object) -> None:
         raise Late
 
+    def wait_until_late() -> None:
+        signal.setitimer(signal.ITIMER_REAL, 0.05)
+        ends.intake.wait(ends.items["a"])
+
     before = signal.signal(signal.SIGALRM, raise_late)
     try:
-        signal.setitimer(signal.ITIMER_REAL, 0.05)
         with pytest.raises(Late):
-            ends.intake.wait(ends.items["a"])
+            wait_until_late()
     finally:
         signal.signal(signal.SIGALRM, before)
     ends.send(a=1, b=2)

@@ -55,7 +55,7 @@ def folder(tmp_path: Path) -> Path:
     ids=lambda settings: settings.scenario,
 )
 def test_a_stall_shows_in_every_item_that_it_delays(folder: Path, settings: RunSettings) -> None:
-    settings = replace(settings, runs=1, duration_s=2.4, warmup=2, elements_per_batch={"y": 6}, timeout_s=30)
+    settings = replace(settings, runs=1, duration_s=2.4, warmup=2, elements_per_batch={"y": 6}, timeout_s=120)
     result = run_benchmark(
         resolve_system("system.py:stalls_once", folder), "system.py:batches", folder, folder, settings
     )

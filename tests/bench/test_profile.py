@@ -123,8 +123,9 @@ def test_a_group_s_time_is_the_slowest_rank_s_and_does_not_add_up_over_batches(m
 
 def test_slow_first_calls_are_cut_and_counted(measured: Any) -> None:
     document, _ = measured
-    # Four slow calls: one more than the least that is always cut.
-    assert document["warmup"]["warms"]["1"] == 4
+    # Four slow calls: one more than the least that is always cut. One more, and no more than half of the ten, is cut
+    # where a busy machine makes one of the next calls slow as well.
+    assert document["warmup"]["warms"]["1"] in {4, 5}
     assert document["operations"]["warms"]["1"] < 150
     assert "robust deviations" in document["methods"]["warmup"]
 

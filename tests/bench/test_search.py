@@ -136,7 +136,7 @@ def test_max_rate_reports_its_decisions_with_their_evidence(tmp_path: Path) -> N
         "def serve(io):\n    io.ready()\n    for x in io.inputs['x']:\n"
         "        time.sleep(0.008)\n        io.outputs['y'].write(x)\n"
     )
-    settings = RunSettings("max_rate", duration_s=1.5, runs=1, elements_per_batch={"y": 1}, timeout_s=30)
+    settings = RunSettings("max_rate", duration_s=4.5, runs=1, elements_per_batch={"y": 1}, timeout_s=120)
     result = run_benchmark(
         resolve_system("system.py:serve", tmp_path), "system.py:batches", tmp_path, tmp_path, settings
     )
@@ -149,7 +149,8 @@ def test_max_rate_reports_its_decisions_with_their_evidence(tmp_path: Path) -> N
         assert decision["verdict"] in {"sustained", "grows", "undecided"}
         assert decision["verdict"] != "sustained" or high < decision["limit_ms"]
         assert decision["verdict"] != "grows" or low > decision["limit_ms"]
-    # No sleep is shorter than it was asked to be, so no shorter period can be sustained.
+    # No sleep is shorter than it was asked to be, so no shorter period can be sustained; two percent of three seconds
+    # is how late the first output may be seen.
     assert result["period_ms"] >= 8 * 0.98
     assert result["search_tries"] >= len(search["decisions"])
     low, high = result["confidence_95"]["period_ms"]

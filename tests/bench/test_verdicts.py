@@ -184,7 +184,7 @@ def fast(io):
 def test_two_systems_take_turns_in_processes_of_their_own(tmp_path: Path) -> None:
     (tmp_path / "systems.py").write_text(SYSTEMS)
     systems = [resolve_system(f"systems.py:{name}", tmp_path) for name in ("slow", "fast")]
-    settings = RunSettings(duration_s=0.3, warmup=1, timeout_s=30)
+    settings = RunSettings(duration_s=0.3, warmup=1, timeout_s=120)
     result = compare_systems(
         systems, "systems.py:batches", tmp_path, tmp_path, settings, pairs=5, elements=[{"y": 6}, {"y": 6}]
     )

@@ -12,7 +12,7 @@ from flashrt.gpu.processes import ProcessIdentity
 from tests.gpu.contention import keepers_of
 
 
-def poll_until(condition: Callable[[], object], deadline_s: float = 20.0) -> None:
+def poll_until(condition: Callable[[], object], deadline_s: float = 60.0) -> None:
     """Return when `condition()` holds; fail when it does not within a generous deadline."""
     end = time.monotonic() + deadline_s
     while not condition():
@@ -33,7 +33,7 @@ def lease_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     yield directory
     try:
-        poll_until(lambda: not keepers_of(directory), 5.0)
+        poll_until(lambda: not keepers_of(directory))
     finally:
         for keeper in keepers_of(directory):
             keeper.kill()

@@ -54,7 +54,7 @@ def ask(driver: Path, source: str, **environment: str) -> Any:
         capture_output=True,
         text=True,
         check=False,
-        timeout=60,
+        timeout=240,
     )
     assert completed.returncode == 0, completed.stderr
     return json.loads(completed.stdout)

@@ -68,7 +68,7 @@ def test_default_kind_is_never_emulated() -> None:
 
 
 def test_refused_acquire_names_the_holder_and_when_to_retry() -> None:
-    lease = gpu.acquire(5, "alice", kind="emulated", purpose="training", ttl_s=20)
+    lease = gpu.acquire(5, "alice", kind="emulated", purpose="training", ttl_s=200)
     with pytest.raises(ResourceMissingError) as caught:
         gpu.acquire(2, "bob", kind="emulated")
     text = str(caught.value)
@@ -76,7 +76,7 @@ def test_refused_acquire_names_the_holder_and_when_to_retry() -> None:
     assert lease.lease in text
     assert len(caught.value.holders) == 1
     assert caught.value.retry_after_s is not None
-    assert 1 <= caught.value.retry_after_s <= 20
+    assert 1 <= caught.value.retry_after_s <= 200
     other = gpu.acquire(1, "bob", kind="emulated")
     gpu.release(other)
     gpu.release(lease)
@@ -126,7 +126,7 @@ def test_renew_moves_the_end_both_ways(wait_until: WaitUntil) -> None:
 
 
 def test_expired_lease_is_lost_and_says_so(wait_until: WaitUntil, keepers: Keepers) -> None:
-    lease = gpu.acquire(6, "alice", kind="emulated", ttl_s=0.2)
+    lease = gpu.acquire(6, "alice", kind="emulated", ttl_s=2)
     wait_until(lambda: not keepers())
     with pytest.raises(InputError, match="its time ran out"):
         gpu.renew(lease, 60)
@@ -134,7 +134,7 @@ def test_expired_lease_is_lost_and_says_so(wait_until: WaitUntil, keepers: Keepe
 
 
 def test_stopped_keeper_loses_the_lease_too(wait_until: WaitUntil) -> None:
-    lease = gpu.acquire(6, "alice", kind="emulated", ttl_s=0.3)
+    lease = gpu.acquire(6, "alice", kind="emulated", ttl_s=4)
     os.kill(lease.keeper.pid, signal.SIGSTOP)
     wait_until(lambda: gpu.holders() == ())
     wait_until(lambda: not lease.keeper.runs())
@@ -226,7 +226,7 @@ def test_keeper_ends_when_the_acquirer_dies_before_it_confirms(
         keeper.stdin.flush()
         assert "granted" in json.loads(keeper.stdout.readline())
         keeper.stdin.write(confirmation)
-    keeper.wait(20)
+    keeper.wait(100)
     assert gpu.holders() == ()
     gpu.release(gpu.acquire(6, "bob", kind="emulated"))
 
@@ -234,7 +234,7 @@ def test_keeper_ends_when_the_acquirer_dies_before_it_confirms(
 def test_queue_is_first_come_first_served(wait_until: WaitUntil) -> None:
     first, second = (gpu.acquire(3, name, kind="emulated") for name in ("alice", "bob"))
     given: list[gpu.Lease] = []
-    thread = threading.Thread(target=lambda: given.append(gpu.acquire(6, "carol", kind="emulated", wait_s=60)))
+    thread = threading.Thread(target=lambda: given.append(gpu.acquire(6, "carol", kind="emulated", wait_s=250)))
     thread.start()
     wait_until(lambda: gpu.status()["waiting"])
     gpu.release(first)
@@ -385,7 +385,7 @@ def test_a_clock_that_jumps_frees_no_lease_and_keeps_none(
     assert abs(float(subprocess.check_output(clock)) - time.time() - seconds) < 3600, "the clock has jumped"
     # The keeper of the short one ends it in its time; a renewal of the long one is carried out by the moved clock.
     wait_until(lambda: [held.lease for held in gpu.holders()] == [lease.lease])
-    assert 590 < gpu.renew(lease, 600).remaining_s <= 600
+    assert 500 < gpu.renew(lease, 600).remaining_s <= 600
     with pytest.raises(InputError, match="its time ran out"):
         gpu.check(short)
     script = "from flashrt import gpu; print([held.holder for held in gpu.holders()])"
@@ -394,15 +394,24 @@ def test_a_clock_that_jumps_frees_no_lease_and_keeps_none(
 
 
 def test_the_refusal_says_when_the_devices_are_free_at_the_latest(wait_until: WaitUntil) -> None:
-    lease = gpu.acquire(6, "alice", kind="emulated", ttl_s=100)
-    with pytest.raises(ResourceMissingError, match=r"free in (99|100) s at the latest if nobody renews; call"):
+    begin_ns = boottime_ns()
+    lease = gpu.acquire(6, "alice", kind="emulated", ttl_s=300)
+
+    def free_in(error: ResourceMissingError, rest: str, most_s: int) -> None:
+        said = re.search(rf"free in (\d+) s {rest}", str(error))
+        assert said, str(error)
+        assert most_s - (boottime_ns() - begin_ns) / 1e9 - 1 < int(said[1]) <= most_s
+
+    with pytest.raises(ResourceMissingError) as refused:
         gpu.acquire(1, "bob", kind="emulated")
+    free_in(refused.value, "at the latest if nobody renews; call", 300)
     arguments = "6, 'carol', kind='emulated', wait_s=300, ttl_s=1000"
     waiting = run_python(f"from flashrt import gpu; gpu.release(gpu.acquire({arguments}))")
     wait_until(lambda: LeaseDirectory().live_tickets())
-    with pytest.raises(ResourceMissingError, match=r"free in (1099|1100) s .*, with 1 in the queue before you") as busy:
+    with pytest.raises(ResourceMissingError) as busy:
         gpu.acquire(1, "bob", kind="emulated")
+    free_in(busy.value, ".*, with 1 in the queue before you", 1300)
     assert busy.value.retry_after_s == 30
     gpu.release(lease)
-    waiting.communicate(timeout=60)
+    waiting.communicate(timeout=200)
     assert waiting.returncode == 0

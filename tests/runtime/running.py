@@ -31,7 +31,7 @@ def start(folder: Path, document: str, items: Sequence[Mapping[str, Any]], **mor
     return SystemProcess(resolve_system(document, folder), list(items[0]), log_path=folder / f"{document}.log", **more)
 
 
-def run(folder: Path, document: str, items: Sequence[Mapping[str, Any]], timeout_s: float = 30) -> Recorder:
+def run(folder: Path, document: str, items: Sequence[Mapping[str, Any]], timeout_s: float = 120) -> Recorder:
     """Run a document of `folder` over all items."""
     with start(folder, document, items) as process:
         process.wait_ready(timeout_s)

@@ -51,7 +51,7 @@ class Caller:
 
     def result(self) -> BaseException | None:
         """Wait for the end; return what was raised."""
-        self._thread.join(timeout=20)
+        self._thread.join(timeout=120)
         assert not self._thread.is_alive(), "it still waits"
         return self.error
 

@@ -27,8 +27,10 @@ import os, signal, subprocess, sys, threading, time
 import numpy as np
 
 
-def spoil(fault, batch):
+def spoil(fault, batch, mark=None):
     if fault == "hangs-in-load":
+        if mark is not None:
+            open(mark, "w").close()
         while True:
             time.sleep(60)
     if batch == 3 and fault == "raises":
@@ -68,7 +70,7 @@ def load(context):
     fault = context.config.get("fault")
     batches = {"p": 0, "q": 0}
     if fault == "hangs-in-load" and "q" in context.operations:
-        spoil(fault, None)
+        spoil(fault, None, context.config.get("mark"))
 
     def p(inputs, state):
         return {"y": inputs["x"] + 1}
@@ -114,8 +116,8 @@ def test_a_worker_that_breaks_is_named_with_its_reason(tmp_path: Path, fault: st
 def test_what_operations_do_on_the_side_does_not_matter(tmp_path: Path, fault: str) -> None:
     write_faulty(tmp_path, fault)
     with start(tmp_path, "it.yaml", ITEMS) as process:
-        process.wait_ready(30)
-        recorder = run_all(process, ITEMS, 30)
+        process.wait_ready(120)
+        recorder = run_all(process, ITEMS, 120)
         members = process.members()
     got = [batch["y"][0, 0] for batch in outputs_by_batch(recorder, 8)]
     assert got == [2 * (batch + 1) for batch in range(8)]
@@ -135,10 +137,23 @@ def test_what_operations_do_on_the_side_does_not_matter(tmp_path: Path, fault: s
 def test_a_worker_that_is_silent_for_too_long_is_named_with_the_place(
     tmp_path: Path, fault: str, expected: str
 ) -> None:
-    write_faulty(tmp_path, fault)
-    with pytest.raises(InputError, match=expected) as caught:
-        run(tmp_path, "it.yaml", ITEMS, timeout_s=3)
+    # Silence counts from when the worker is where it hangs, however long it took to start.
+    mark = tmp_path / "hangs"
+    write_application(tmp_path, PROGRAM, OPS, it={**SPLIT, "config": {"fault": fault, "mark": str(mark)}})
+    with start(tmp_path, "it.yaml", ITEMS) as process:
+        if fault == "hangs-in-load":
+            wait_until(mark.exists, "the operations to be loaded", 120)
+        else:
+            process.wait_ready(120)
+        with pytest.raises(InputError, match=expected) as caught:
+            wait_in_vain(process, fault)
     assert caught.value.findings[0].rule == "hang"
+
+
+def wait_in_vain(process: SystemProcess, fault: str) -> None:
+    if fault == "hangs-in-load":
+        process.wait_ready(3)
+    run_all(process, ITEMS, 6)
 
 
 def test_a_worker_that_never_loads_is_named_by_the_supervisor_too(tmp_path: Path) -> None:
@@ -146,7 +161,7 @@ def test_a_worker_that_never_loads_is_named_by_the_supervisor_too(tmp_path: Path
     code = (
         "from pathlib import Path\n"
         "from flashrt.runtime import supervisor\n"
-        "supervisor.LOAD_TIMEOUT_S = 2\n"
+        "supervisor.LOAD_TIMEOUT_S = 10\n"
         "from flashrt.bench.io import Inputs, Outputs, SystemIO\n"
         "from flashrt.ir import build_file\n"
         "from flashrt.runtime.serve import serve_deployment\n"
@@ -154,11 +169,11 @@ def test_a_worker_that_never_loads_is_named_by_the_supervisor_too(tmp_path: Path
         "serve_deployment(build_file(Path('program.yaml')), Path('program.yaml'), Path('it.yaml'), io)\n"
     )
     done = subprocess.run(
-        [sys.executable, "-P", "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False
+        [sys.executable, "-P", "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=200, check=False
     )
     assert done.returncode == 1
-    assert "group 'b' (q on cpu-1): expected to load its operations within 2 s" in done.stderr.splitlines()[-1]
-    assert supervisor.LOAD_TIMEOUT_S > 2
+    assert "group 'b' (q on cpu-1): expected to load its operations within 10 s" in done.stderr.splitlines()[-1]
+    assert supervisor.LOAD_TIMEOUT_S > 10
 
 
 def test_an_input_that_the_program_needs_and_nobody_gives_is_named(tmp_path: Path) -> None:
@@ -213,10 +228,10 @@ def test_the_host_killed_takes_its_workers_with_it(tmp_path: Path) -> None:
     before = flashrt_processes()
     write_faulty(tmp_path, "none")
     with start(tmp_path, "it.yaml", ITEMS) as process:
-        process.wait_ready(30)
+        process.wait_ready(120)
         assert len(flashrt_processes() - before) == 3
         os.kill(process.pid, 9)
-        wait_until(lambda: not flashrt_processes() - before, "the workers to end with their host", 10)
+        wait_until(lambda: not flashrt_processes() - before, "the workers to end with their host", 60)
 
 
 def test_many_runs_leave_no_descriptor_and_no_thread(tmp_path: Path) -> None:
@@ -229,11 +244,11 @@ def test_many_runs_leave_no_descriptor_and_no_thread(tmp_path: Path) -> None:
         with start(tmp_path, "null.py:serve", ITEMS[:1]) as process:
             # Ended in every state: just started, ready, with an item on its way, finished.
             if number % 4:
-                process.wait_ready(30)
+                process.wait_ready(120)
             if number % 4 == 2:
                 process.send(ITEMS[0])
             if number % 4 == 3:
-                run_all(process, ITEMS[:1], 30)
+                run_all(process, ITEMS[:1], 120)
 
     cycle(3)
     descriptors, threads = me.num_fds(), me.num_threads()
@@ -259,9 +274,10 @@ def test_a_process_that_cannot_start_is_an_error_and_leaves_nothing(
         pytest.raises(InputError) as caught,
         SystemProcess(system, ["x"], log_path=tmp_path / "log") as process,
     ):
-        process.wait_ready(30)
+        process.wait_ready(120)
     assert caught.value.findings[0].rule == rule
-    assert (psutil.Process().num_fds(), psutil.Process().num_threads()) == before
+    # A thread that has been joined may still have to leave the kernel.
+    wait_until(lambda: (psutil.Process().num_fds(), psutil.Process().num_threads()) == before, "all of it to be gone")
 
 
 def test_options_that_cannot_be_sent_are_refused_before_anything_starts(tmp_path: Path) -> None:
@@ -279,9 +295,9 @@ def test_the_harness_never_imports_torch(toy: Path) -> None:
         f"toy = Path({str(toy)!r})\n"
         "out = toy / '.flashrt'; out.mkdir()\n"
         "system = resolve_system('split.yaml', toy)\n"
-        "settings = RunSettings('max_rate', runs=1, duration_s=0.2, timeout_s=30)\n"
+        "settings = RunSettings('max_rate', runs=1, duration_s=0.2, timeout_s=120)\n"
         "assert run_benchmark(system, 'inputs.py:batches', toy, out, settings)['fps'] > 0\n"
-        "check_equivalence(system, system, 'inputs.py:batches', toy, out, CheckSettings(timeout_s=30))\n"
+        "check_equivalence(system, system, 'inputs.py:batches', toy, out, CheckSettings(timeout_s=120))\n"
         "assert 'torch' not in sys.modules\n"
     )
-    subprocess.run([sys.executable, "-P", "-c", code], check=True, timeout=120)
+    subprocess.run([sys.executable, "-P", "-c", code], check=True, timeout=280)

@@ -124,10 +124,10 @@ def test_every_rank_is_told_who_it_is_and_which_ops_are_cut(tmp_path: Path) -> N
     deployment = {"groups": {"a": [0, 1]}, "place": {"told": "a"}, "tiles": {"told": 2}}
     write_application(tmp_path, program, RANKS, it=deployment)
     with start(tmp_path, "it.yaml", [{"x": 5}]) as process:
-        process.wait_ready(30)
+        process.wait_ready(120)
         # The system itself, and a process for each rank.
         assert len(process.members()) == 3
-        (batch,) = outputs_by_batch(run_all(process, [{"x": 5}], 30), 1)
+        (batch,) = outputs_by_batch(run_all(process, [{"x": 5}], 120), 1)
     assert batch["y"] == ["0 of 2: {'told': 2}", 5]
 
 
@@ -147,7 +147,7 @@ import numpy as np
 
 
 def wait_for(path):
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 100
     while not path.exists():
         if time.monotonic() > deadline:
             raise TimeoutError(f"{path.name} did not come")
@@ -207,7 +207,7 @@ def test_consumers_go_on_with_the_last_value_while_a_stage_beside_them_is_held_b
     }  # fmt: skip
     write_application(tmp_path, beside(own_input=own_input, streaming=streaming), BESIDE, it=deployment)
     count = opens + 10
-    got = outputs_by_batch(run(tmp_path, "it.yaml", events(count, own_input=own_input), timeout_s=15), count)
+    got = outputs_by_batch(run(tmp_path, "it.yaml", events(count, own_input=own_input), timeout_s=120), count)
     used = [float(batch["y"][0, 0]) / 2 for batch in got]
     assert all(batch["y"].shape == (4, 3) for batch in got)
     assert all((batch["y"] == batch["y"][0, 0]).all() for batch in got)

@@ -11,7 +11,6 @@ import pytest
 from flashrt.bench.drive import run_all
 from flashrt.errors import InputError
 from flashrt.ir import build_file, interpret
-from flashrt.runtime.timeline import MAX_LAG_NS
 from tests.ir.documents import edge, flat_graph
 from tests.runtime.running import assert_same, outputs_by_batch, run, start, write_application
 
@@ -33,7 +32,7 @@ def lines(config):
 
 
 def wait_for(config, text):
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 100
     while text not in lines(config):
         if time.monotonic() > deadline:
             raise TimeoutError(f"{text} did not come")
@@ -216,9 +215,9 @@ def test_an_emulated_device_is_held_for_both_of_two_operations_that_take_turns(t
     emulated = {"devices": "emulated", "profile": "profile.yaml"}
     write_application(tmp_path, program(y="y"), ops, it={**TOGETHER, **emulated})
     recorder = run(tmp_path, "it.yaml", items(4))
-    first, last = recorder.ends[0] - 1, recorder.ends[3] - 1
-    # An emulated clock catches up with lateness of no more than this.
-    assert recorder.written[last].at_ns - recorder.written[first].at_ns >= 3 * 150e6 - MAX_LAG_NS
+    last_ns = recorder.written[recorder.ends[3] - 1].at_ns
+    # The harness may look late at any output, but never early.
+    assert last_ns - recorder.sent_ns[0] >= 4 * 150e6
 
 
 def test_a_value_is_there_a_transfer_later_for_each_emulated_device_by_its_own_way(tmp_path: Path) -> None:
@@ -227,21 +226,23 @@ def test_a_value_is_there_a_transfer_later_for_each_emulated_device_by_its_own_w
     document = flat_graph({name: {"op": name} for name in "pqr"}, edges, outputs={"y": {}, "z": {}})
     (tmp_path / "profile.yaml").write_text(
         "schema: flashrt/profile@1\ndevice: emulated\nprovenance: declared\n"
-        "operations: {p: {1: 30}, q: {1: 20}, r: {1: 20}}\ntransfer: {edges: {p -> q: 40, p -> r: 0}}\n"
+        "operations: {p: {1: 30}, q: {1: 1500}, r: {1: 1500}}\ntransfer: {edges: {p -> q: 40, p -> r: 0}}\n"
     )
     place = {"groups": {"a": [0], "b": [1], "c": [2]}, "place": {"p": "a", "q": "b", "r": "c"}}
     emulated = {"devices": "emulated", "profile": "profile.yaml"}
     write_application(tmp_path, document, ops, it={**place, **emulated})
-    batches = items(3)
+    # Held for so long that a process which gets no time for a while is not behind its device's clock.
+    batches = items(2)
     with start(tmp_path, "it.yaml", batches) as process:
-        process.wait_ready(30)
-        run_all(process, batches, 30)
+        process.wait_ready(120)
+        run_all(process, batches, 120)
         spans = {(event["name"], event["batch"]): event for event in process.events if event["kind"] == "span"}
-    for batch in range(3):
-        done = spans["p", batch]["end_ns"]
-        assert spans["q", batch]["start_ns"] - done == 40_000_000
-        assert spans["r", batch]["start_ns"] == done
-        assert all(span["end_ns"] - span["start_ns"] >= 20_000_000 for span in spans.values())
+    for name, transfer_ns in (("q", 40_000_000), ("r", 0)):
+        free_ns = 0
+        for batch in range(2):
+            assert spans[name, batch]["start_ns"] == max(spans["p", batch]["end_ns"] + transfer_ns, free_ns)
+            free_ns = spans[name, batch]["end_ns"]
+    assert all(span["end_ns"] - span["start_ns"] >= 30_000_000 for span in spans.values())
 
 
 STAGGERED = """
@@ -276,8 +277,8 @@ def test_an_operation_that_is_staggered_works_on_the_batch_before(tmp_path: Path
     recorder = run(tmp_path, "it.yaml", batches)
     assert_same(outputs_by_batch(recorder, 7), want)
     with start(tmp_path, "it.yaml", batches) as process:
-        process.wait_ready(30)
-        run_all(process, batches, 30)
+        process.wait_ready(120)
+        run_all(process, batches, 120)
         spans = sorted(
             (event["start_ns"], event["name"], event["batch"])
             for event in process.events
@@ -292,10 +293,10 @@ def test_a_staggered_batch_is_done_without_a_next_one(tmp_path: Path) -> None:
     batches, want = staggered(tmp_path, stagger={"r": 1})
     got = []
     with start(tmp_path, "it.yaml", batches) as process:
-        process.wait_ready(30)
+        process.wait_ready(120)
         for item in batches:
             process.send(item)
-            while (message := process.next_arrival(30, "an output").message)["kind"] != "batch_done":
+            while (message := process.next_arrival(120, "an output").message)["kind"] != "batch_done":
                 got.append({"y": message["value"]})
     assert_same(got, want)
 

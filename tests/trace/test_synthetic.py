@@ -39,7 +39,7 @@ def drafts(process: ProcessPoolExecutor, tmp_path_factory: pytest.TempPathFactor
             drafting.drafted, str(folder / "reference.py"), "serve", str(folder / "inputs.py"),
             str(root / "drafts" / name), COUNT, 2, {}, name,
         )  # fmt: skip
-    return {name: (future.result(timeout=120), root / "drafts" / name) for name, future in found.items()}
+    return {name: (future.result(timeout=240), root / "drafts" / name) for name, future in found.items()}
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -101,7 +101,7 @@ def test_the_same_reference_gives_the_same_draft_in_another_process(drafts: dict
         again = process.submit(
             drafting.drafted, str(reference / "reference.py"), "serve", str(reference / "inputs.py"), str(folder),
             COUNT, 2, {}, name,
-        ).result(timeout=60)  # fmt: skip
+        ).result(timeout=240)  # fmt: skip
     assert again["yaml"] == draft["yaml"]
     assert again["ops"] == draft["ops"]
 
@@ -136,6 +136,6 @@ def test_what_cannot_be_traced_is_said_with_its_place(
     (tmp_path / "inputs.py").write_text(INPUTS)
     text = process.submit(
         drafting.failure, str(tmp_path / "reference.py"), "serve", str(tmp_path / "inputs.py"), COUNT
-    ).result(timeout=60)  # fmt: skip
+    ).result(timeout=240)  # fmt: skip
     for words in said:
         assert words in text

@@ -40,7 +40,8 @@ from flashrt.runtime.wire import Connection, pack
 LOG_TAIL_BYTES = 1500
 SOCKET_BYTES = 4 << 20
 SAMPLE_S = 0.2
-ANSWER_S = 1.0
+ANSWER_S = 4.0
+"""How long a silent system may take to say where it is; its processes may get little time themselves."""
 MAX_BATCH = 10_000_000
 SEND_TIMEOUT_S = 60
 """How long a system may take nothing off its socket before it counts as hung; its reader is FlashRT's own thread."""

@@ -88,7 +88,9 @@ class CoreUse:
 
     def begin(self) -> None:
         """Count from now on."""
-        self._last, self._begin_s = read_stats(), time.monotonic()
+        # Reading all processes takes a while: the window holds all of it, so that none used more than there was.
+        self._begin_s = time.monotonic()
+        self._last = read_stats()
 
     def sample(self) -> None:
         """Add what was used since the last sample."""
@@ -112,9 +114,14 @@ class CoreUse:
         self._last = now
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the shares of the cores' time, largest first."""
+        """Return the shares of the cores' time, largest first; together no more than there is.
+
+        What a process used counts for the core that it was on last, so that those which move between cores may add up
+        to more: then all are scaled down.
+        """
         window_s = max(self._end_s - self._begin_s, 1e-9)
         whole = window_s * max(len(self.cores), 1) * os.sysconf("SC_CLK_TCK")
+        whole = max(whole, sum(self._used.values()))
         found = sorted(self._used.items(), key=lambda item: -item[1])
         return {
             "cores": sorted(self.cores), "window_s": round(window_s, 3),

@@ -24,6 +24,7 @@ Event = Callable[[Mapping[str, Any]], None]
 LOAD_TIMEOUT_S = 300
 CANCEL_TIMEOUT_S = 3
 JOIN_TIMEOUT_S = 5
+WHERE_TIMEOUT_S = 4
 LOOK_S = 0.5
 """How often a quiet deployment is looked at: for operations that never return."""
 
@@ -376,7 +377,7 @@ class Supervisor:
 
         self._on_event = listen
         self._tell(name, messages.Where())
-        deadline_ns = monotonic_ns() + 10**9
+        deadline_ns = monotonic_ns() + int(WHERE_TIMEOUT_S * 1e9)
         while not found and monotonic_ns() < deadline_ns:
             self._outputs.wait(0.2)
         self._on_event = inner
