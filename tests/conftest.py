@@ -10,7 +10,6 @@ import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-import hypothesis
 import psutil
 import pytest
 from hypothesis import HealthCheck, settings
@@ -18,18 +17,15 @@ from hypothesis import HealthCheck, settings
 from flashrt.runtime.lifeline import marked, shared_name
 
 MARK = "FLASHRT_TEST_SESSION"
-# What an example takes says nothing of it on a machine with other work.
-settings.register_profile("untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
-settings.load_profile("untimed")
 # As systems under test have it: else bits depend on where values lie in memory. Read by MKL when torch is first used.
 os.environ.setdefault("MKL_CBWR", "AVX2,STRICT")
 TOY = Path(__file__).parent / "toy"
 # Which examples are tried does not change from run to run, and none fails for the time that it took: a process that is
 # not scheduled for a while is slow at anything. Others: --hypothesis-profile=default --hypothesis-seed=1.
-hypothesis.settings.register_profile(
-    "flashrt", derandomize=True, database=None, deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
+settings.register_profile(
+    "flashrt", derandomize=True, database=None, deadline=None, suppress_health_check=[HealthCheck.too_slow]
 )
-hypothesis.settings.load_profile("flashrt")
+settings.load_profile("flashrt")
 
 
 def wait_until(condition: Callable[[], bool], what: str, timeout_s: float = 120) -> None:
